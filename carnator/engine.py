@@ -1,0 +1,304 @@
+"""One request from probe to record.
+
+A host makes a ``Run`` when a sampler starts, asks it for ``denoised`` at every call of the
+sampler, and tells it how the run ended. All state of a request lives in this object.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .derivative import denoised_from, derivative
+from .matching import Match, blocked, match
+from .predict import Predictor, schedule_position
+from .recording import Recorder, draft, load
+from .report import Report, StepLog
+from .request import Evaluation, Probe, Request, Settings
+from .risk import Guard
+from .samplers import contract
+from .signature import AttentionProbe, signature
+from .store import RecordError, Store
+from .trajectory import Trajectory, same_sigma
+
+log = logging.getLogger("carnator")
+T = TypeVar("T")
+
+
+class Run:
+    """The engine's side of one sampler run.
+
+    Args:
+        settings, request: what is wanted, and of what.
+        store: where earlier generations are kept; None runs dense.
+        probe: the first evaluation, when it was made before (the pipeline nodes).
+        verdict: the match made of that probe; made here when None.
+
+    Internal errors never reach the generation: they are logged once and the rest runs dense.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        request: Request,
+        store: Store | None,
+        *,
+        probe: Probe | None = None,
+        verdict: Match | None = None,
+    ):
+        self.settings, self.request, self.store = settings, request, store
+        self.report = Report(preset=settings.preset, budget_db=settings.budget)
+        self.probe: Probe | None = None
+        self.match: Match | None = verdict
+        self._given = probe
+        self._attention: AttentionProbe | None = AttentionProbe()
+        self._recorder: Recorder | None = Recorder() if settings.record and store else None
+        self._predictor: Predictor | None = None
+        self._guard: Guard | None = None
+        self._donor: Trajectory | None = None
+        self._final: Tensor | None = None
+        self._plan = None
+        self._scope: Tensor | None = None
+        self._gap = 0.0
+        self._tightened = False
+        self._calls = 0
+        self._last_sigma = float("inf")
+        self._evaluation_seconds = 0.0
+        self._shape: tuple[int, ...] = ()
+        self._began = time.perf_counter()
+        rule = contract(request.sampler, request.sampler_options)
+        self._expected = rule.calls(request.sigmas) if len(request.sigmas) > 1 else []
+
+    # What the host calls.
+
+    @property
+    def wants_attention(self) -> bool:
+        """True while the probe's evaluation runs: self-attention outputs are asked for."""
+        return self._attention is not None and self.store is not None
+
+    def attention(self, out: Tensor) -> None:
+        """Observe one self-attention output [B, N, C] of the probe's evaluation."""
+        if self._attention is not None:
+            self._guarded(self._attention.see, out)
+
+    def denoise(self, x: Tensor, sigma: float, evaluate: Callable[[], Evaluation]) -> Tensor:
+        """``denoised`` at latents x [B, C, ...] and a sigma: evaluated or predicted.
+
+        What ``evaluate`` returns is handed on untouched, and what it raises is not caught.
+        """
+        self._calls += 1
+        call = self._calls - 1
+        predicted = self._guarded(self._before, call, x, sigma)
+        if predicted is not None:
+            return predicted
+        given = self._given if call == 0 else None
+        if given is not None and given.sigma == sigma and torch.equal(given.x, x):
+            # A copy: the sampler may work in place, and a probe can be used again.
+            evaluation = replace(given.evaluation, denoised=given.evaluation.denoised.clone())
+            seconds = given.seconds
+        else:
+            self._given = None
+            began = time.perf_counter()
+            evaluation = evaluate()
+            seconds = time.perf_counter() - began
+        self._evaluation_seconds += seconds
+        self.report.evaluations += 1
+        self._guarded(self._after, call, x, sigma, evaluation, seconds)
+        return evaluation.denoised
+
+    def finish(self, latent: Tensor) -> Tensor:
+        """Close a run that ended well; returns the latent to hand out (on an exact hit the stored
+        one, else ``latent`` itself) and sends a dense run to the store."""
+        self._guarded(self._close)
+        if self._final is not None and self._final.shape == latent.shape:
+            latent = self._final.to(device=latent.device, dtype=latent.dtype)
+        elif self._recorder is not None:
+            self._guarded(self._submit, latent)
+        log.info("[Carnator] %s", self.report.line())
+        return latent
+
+    def abandon(self, reason: str) -> None:
+        """Close a run that was cancelled or failed: nothing is recorded."""
+        self._recorder = None
+        self._guarded(self._close)
+        self.report.record = f"not recorded: {reason}"
+
+    # The parts.
+
+    def _guarded(self, work: Callable[..., T], *args: Any) -> T | None:
+        try:
+            return work(*args)
+        except Exception as error:
+            log.warning(
+                "[Carnator] internal error, the run goes on dense: %s: %s",
+                type(error).__name__,
+                error,
+                exc_info=log.isEnabledFor(logging.DEBUG),
+            )
+            self._go_dense(f"internal error ({type(error).__name__}: {error})")
+            self._recorder = None
+            return None
+
+    def _go_dense(self, reason: str) -> None:
+        """Evaluate everything from here on. What was predicted so far stays valid."""
+        self._predictor = self._plan = self._donor = self._final = None
+        self.report.note(f"From step {self._calls} on every step is evaluated: {reason}.")
+
+    def _before(self, call: int, x: Tensor, sigma: float) -> Tensor | None:
+        """The predicted denoised, or None when this call is to be evaluated."""
+        rising = sigma > self._last_sigma and not same_sigma(sigma, self._last_sigma)
+        self._last_sigma = sigma
+        astray = call >= len(self._expected) or not close(self._expected[call], sigma)
+        if rising or astray:
+            self._leave_contract(rising, sigma)
+        if self._donor is None or call == 0 or not sigma > 0:
+            return None
+        if self._final is not None:
+            return self._serve(call, x, sigma)
+        if self._predictor is None or self._plan is None or call in self._plan.evaluated:
+            return None
+        d = self._predictor.predict(sigma)
+        after = self._expected[call + 1] if call + 1 < len(self._expected) else 0.0
+        self._gap += max(0.0, sigma - after)
+        self.report.steps.append(StepLog(call, sigma, "predicted"))
+        return denoised_from(x, d, sigma)
+
+    def _leave_contract(self, rising: bool, sigma: float) -> None:
+        what = "rises again" if rising else "was not expected"
+        reason = (
+            f"the sampler {self.request.sampler!r} evaluates at sigma {sigma:.4f}, which {what}"
+        )
+        self._recorder = None
+        self.report.record = f"not recorded: {reason}"
+        if self._donor is not None:
+            self._go_dense(reason)
+
+    def _serve(self, call: int, x: Tensor, sigma: float) -> Tensor | None:
+        if self._donor is None:
+            return None
+        d = self._donor.at(sigma, self.request.cfg)
+        self.report.steps.append(StepLog(call, sigma, "served"))
+        return denoised_from(x, d, sigma)
+
+    def _after(
+        self, call: int, x: Tensor, sigma: float, evaluation: Evaluation, seconds: float
+    ) -> None:
+        error = None
+        if call == 0:
+            self._shape = tuple(x.shape)
+            self._start(x, sigma, evaluation, seconds)
+        if self._predictor is not None:
+            d = derivative(x, evaluation.denoised, sigma).float()
+            measured = self._predictor.add(sigma, d)
+            if measured is not None:
+                error = float(measured.mean())
+                self._watch(call, error)
+            if self._predictor is not None and self._predictor.weight is not None:
+                weight = self._predictor.weight[0, 0]
+                self._scope = weight if self._scope is None else (self._scope + weight) / 2
+        if self._recorder is not None and sigma > 0:
+            self._recorder.add(x, sigma, evaluation.denoised, evaluation.cond, evaluation.uncond)
+        rms = None if error is None else error**0.5
+        self.report.steps.append(StepLog(call, sigma, "evaluated", rms))
+
+    def _start(self, x: Tensor, sigma: float, evaluation: Evaluation, seconds: float) -> None:
+        """The probe is made: decide, and prepare what the decision needs."""
+        attention, self._attention = self._attention, None
+        if self.store is None or not (self.settings.reuse or self.settings.record):
+            off = blocked(self.settings, self.request, self._shape)
+            self.report.reason = off or "there is no store"
+            return
+        made = signature(evaluation.denoised, evaluation.cond, evaluation.uncond, attention)
+        self.probe = self._given or Probe(
+            self.request, x.detach().clone(), sigma, evaluation, made, seconds
+        )
+        verdict = self.match or match(self.probe, self.settings, self.store)
+        self.match = verdict
+        report = self.report
+        report.decision, report.reason = verdict.decision, verdict.reason
+        report.d0, report.expected_db = verdict.d0, verdict.expected_db
+        if verdict.table is not None:
+            report.calibrated = verdict.table.calibrated
+        if not verdict.accepted or verdict.donor is None or self.store is None:
+            return
+        try:
+            self._load(verdict, x)
+        except (RecordError, ValueError) as error:
+            report.decision, report.reason = "miss", f"the donor's record was dropped: {error}"
+            return
+        self._recorder = None
+        report.record = "not recorded: only dense runs are"
+        report.donor = verdict.donor.id
+        report.donor_label = str(verdict.donor.meta.get("label", ""))
+
+    def _load(self, verdict: Match, x: Tensor) -> None:
+        """Read the donor's part of the schedule and set up the predictor or the exact service."""
+        donor, store, table = verdict.donor, self.store, verdict.table
+        assert donor is not None and store is not None and table is not None
+        targets = [s for s in self._expected if s > 0]
+        donor_run, extra = load(store, donor, targets, ["final"] * (verdict.decision == "exact"))
+        self._donor = donor_run.to(x.device)
+        if verdict.decision == "exact":
+            self._final = extra["final"]
+            return
+        self._plan = verdict.plan
+        cfg = self.request.cfg
+        position = schedule_position(self.request.sigmas)
+        self._predictor = Predictor(lambda sigma: donor_run.at(sigma, cfg), position)
+        peak = table.peak or 4.0 * float(donor.meta.get("rms", 1.0))
+        self._guard = Guard(self.settings.budget, peak, table.guard)
+
+    def _watch(self, call: int, error: float) -> None:
+        """Hold what was measured against the budget; shorten the gaps or give the donor up."""
+        if self._guard is None or self._plan is None:
+            return
+        self._guard.add(self._gap, error)
+        self._gap = 0.0
+        if self._guard.verdict == "stop":
+            self._plan = self._plan.dense_after(call)
+            self.report.note(
+                f"From step {call + 1} on every step is evaluated: the predictions measured so "
+                f"far are expected to cost more than the budget."
+            )
+        elif self._guard.verdict == "tighten":
+            self._plan = self._plan.tightened(call)
+            if not self._tightened:
+                self._tightened = True
+                self.report.note(f"From step {call + 1} on the gaps were shortened.")
+
+    def _close(self) -> None:
+        report = self.report
+        report.dense_evaluations = self._calls
+        report.seconds = time.perf_counter() - self._began
+        skipped = self._calls - report.evaluations
+        report.seconds_saved = skipped * self._evaluation_seconds / max(1, report.evaluations)
+        if self._guard is not None:
+            report.measured_db = self._guard.expected_db
+        if self._scope is not None:
+            scope = self._scope if self._scope.ndim == 3 else self._scope[None]
+            report.scope = scope.detach().float().cpu().numpy().astype(np.float16)
+        if report.donor and self.store is not None:
+            self.store.note_hit(report.donor, report.seconds_saved)
+
+    def _submit(self, latent: Tensor) -> None:
+        if self._recorder is None or self.store is None:
+            return
+        vector = self.probe.signature if self.probe is not None else np.zeros(0, np.float16)
+        made = draft(self.request, self._recorder, self._shape, latent, self.report.seconds, vector)
+        if isinstance(made, str):
+            self.report.record = f"not recorded: {made}"
+            return
+        self.store.submit(made)
+        self.report.record = "submitted"
+
+
+def close(expected: float, sigma: float) -> bool:
+    """Whether a call came where the sampler's contract puts it (some clamp their last sigma)."""
+    return abs(expected - sigma) <= 2e-3 * max(1.0, abs(expected))

@@ -1,0 +1,123 @@
+"""Is an earlier generation's computation valid here? Candidates, exact D0, acceptance."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .derivative import derivative, relative_deviation
+from .plan import Plan, spaced
+from .recording import first_derivative
+from .request import Probe, Request, Settings
+from .risk import RiskTable, table_for
+from .samplers import contract, schedule_fault
+from .signature import shortlist
+from .store import Entry, RecordError, Store
+from .trajectory import same_sigma
+
+log = logging.getLogger("carnator")
+
+EXACT_D0 = 1e-6  # float16 rounding of the first derivative stays below it
+
+
+@dataclass(frozen=True)
+class Match:
+    """The verdict on one probe. ``plan`` is set for a hit; ``d0`` is that of the best candidate,
+    accepted or not; ``d0_map`` [F, h, w] shows where the two first derivatives differ."""
+
+    probe: Probe
+    decision: str
+    reason: str
+    donor: Entry | None = None
+    d0: float | None = None
+    expected_db: float | None = None
+    plan: Plan | None = None
+    table: RiskTable | None = None
+    d0_map: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def accepted(self) -> bool:
+        return self.decision in ("hit", "exact")
+
+
+def refuse(probe: Probe, decision: str, reason: str) -> Match:
+    return Match(probe, decision, reason)
+
+
+def blocked(settings: Settings, request: Request, shape: tuple[int, ...]) -> str | None:
+    """Why reuse is not tried at all for a request, or None."""
+    if not settings.reuse:
+        return "reuse is switched off"
+    if len(shape) not in (4, 5) or shape[0] != 1:
+        return f"latents of shape {list(shape)}: only one clip at a time is reused"
+    rule = contract(request.sampler, request.sampler_options)
+    if rule.kind == "refused":
+        return f"the sampler {request.sampler!r} runs dense: {rule.why}"
+    return schedule_fault(request.sigmas)
+
+
+def candidates(probe: Probe, store: Store) -> list[Entry]:
+    """Shortlisted donors of the probe's partition that start at its sigma and share its shape."""
+    entries = [
+        e
+        for e in store.entries(probe.request.partition)
+        if e.meta.get("shape") == list(probe.x.shape)
+        and e.meta.get("sigmas")
+        and same_sigma(e.meta["sigmas"][0], probe.sigma)
+    ]
+    # A repeated request must be found whatever its signature's rank.
+    same = [e for e in entries if e.identity == probe.request.identity]
+    near = shortlist(probe.signature, [e.signature for e in entries])
+    return same[-1:] + [entries[i] for i in near if entries[i] not in same[-1:]]
+
+
+def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
+    """Find the best donor by exact D0 and the cheapest plan that keeps the user's budget."""
+    request = probe.request
+    reason = blocked(settings, request, tuple(probe.x.shape))
+    if reason is None and store is None:
+        reason = "there is no store"
+    if reason is not None or store is None:
+        return refuse(probe, "dense", reason or "")
+    d = derivative(probe.x, probe.evaluation.denoised, probe.sigma).float().cpu()
+    best: tuple[float, Entry, Tensor] | None = None
+    for entry in candidates(probe, store):
+        try:
+            donor = first_derivative(entry, store).at(request.cfg)
+        except RecordError:
+            continue  # the store has dropped it and said so
+        if donor.shape != d.shape:
+            continue
+        d0 = relative_deviation(d, donor)
+        if best is None or d0 < best[0]:
+            best = (d0, entry, donor)
+    if best is None:
+        return refuse(probe, "miss", "no earlier generation with this model, shape and noise")
+    d0, entry, donor = best
+    table = table_for(request.architecture)
+    d0_map = (d - donor).square().mean(1)[0]
+    if d0_map.ndim == 2:
+        d0_map = d0_map[None]
+    found = dict(donor=entry, d0=d0, table=table, d0_map=d0_map)
+    if settings.exact_hits and entry.identity == request.identity and d0 <= EXACT_D0:
+        return Match(probe, "exact", "the same request was generated before", **found)
+    rule = contract(request.sampler, request.sampler_options)
+    calls = rule.calls(request.sigmas)
+    row = table.choose(rule.kind, len(calls), d0, settings.budget)
+    if row is None:
+        best_db = table.best_db(rule.kind, len(calls), d0)
+        reason = (
+            f"the nearest earlier generation is too different (D0 {d0:.3g}; the best plan is "
+            f"trusted to keep {best_db:.1f} dB of the {settings.budget:g} dB asked for)"
+        )
+        return Match(probe, "miss", reason, **found)
+    return Match(
+        probe,
+        "hit",
+        f"D0 {d0:.3g}",
+        expected_db=table.lower_db(row, d0),
+        plan=spaced(len(calls), row.evaluations),
+        **found,
+    )

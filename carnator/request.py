@@ -1,0 +1,130 @@
+"""What is known of a request before its first evaluation, and what its first evaluation adds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .noise import POLICIES
+from .risk import PRESETS
+
+
+def digest(parts: Mapping[str, str]) -> str:
+    """A stable 128-bit hex hash of named strings."""
+    text = json.dumps(dict(parts), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def tensor_digest(*tensors: Tensor | None) -> str:
+    """A hex hash of the values, shapes and dtypes of tensors, wherever they live."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        if tensor is None:
+            hasher.update(b"none")
+            continue
+        flat = tensor.detach().cpu().contiguous()
+        hasher.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
+        hasher.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asks for.
+
+    ``preset`` is one of ``faithful``, ``balanced``, ``fast``, or ``custom`` with ``budget_db``:
+    the expected deviation from the dense run, as latent PSNR in dB, 10 to 80. Raises ValueError.
+    """
+
+    preset: str = "balanced"
+    budget_db: float | None = None
+    noise_policy: str = "keep"
+    reuse: bool = True
+    record: bool = True
+    exact_hits: bool = True
+
+    def __post_init__(self) -> None:
+        if self.preset not in (*PRESETS, "custom"):
+            names = ", ".join((*PRESETS, "custom"))
+            raise ValueError(f"Unknown preset {self.preset!r}: use one of {names}.")
+        if self.noise_policy not in POLICIES:
+            raise ValueError(
+                f"Unknown noise policy {self.noise_policy!r}: use one of {', '.join(POLICIES)}."
+            )
+        if self.preset == "custom" and self.budget_db is None:
+            raise ValueError("The preset 'custom' needs a budget_db: give a number from 10 to 80.")
+        if self.budget_db is not None and not 10 <= self.budget_db <= 80:
+            raise ValueError(
+                f"The budget of {self.budget_db} dB is out of range: use 10 (loose) to 80 (strict)."
+            )
+
+    @property
+    def budget(self) -> float:
+        """The budget in dB: the preset's, unless ``custom`` gives its own."""
+        if self.preset == "custom" and self.budget_db is not None:
+            return self.budget_db
+        return PRESETS[self.preset]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything known of a run before its first evaluation.
+
+    ``hard`` keys must be equal in a donor, ``soft`` keys are judged by evidence; all equal means
+    the same request. ``sigmas`` is the schedule with its final value. ``cfg`` is the guidance
+    scale (1 = unguided). ``architecture`` (``backbones.architecture``) picks the risk table.
+    """
+
+    hard: Mapping[str, str]
+    soft: Mapping[str, str]
+    architecture: str
+    sampler: str
+    sigmas: tuple[float, ...]
+    cfg: float
+    seed: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    sampler_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def partition(self) -> str:
+        return digest({**self.hard, "architecture": self.architecture})
+
+    @property
+    def identity(self) -> str:
+        return digest({**self.hard, **self.soft, "seed": str(self.seed)})
+
+    @property
+    def twin(self) -> str:
+        """Hash of the request without its seed and noise: equal twins ask for the same clip but
+        for the seed."""
+        hard = {k: v for k, v in self.hard.items() if k != "noise"}
+        return digest({**hard, **self.soft})
+
+
+@dataclass
+class Evaluation:
+    """One real model call: ``denoised`` exactly as the host returned it, and the denoised of the
+    two guidance branches where they were observed (all [B, C, F, H, W])."""
+
+    denoised: Tensor
+    cond: Tensor | None = None
+    uncond: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The first evaluation of a run, with its Early Signature. ``seconds`` is what it took."""
+
+    request: Request
+    x: Tensor
+    sigma: float
+    evaluation: Evaluation
+    signature: np.ndarray
+    seconds: float = 0.0

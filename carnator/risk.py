@@ -1,0 +1,140 @@
+"""Expected deviation of a plan from the dense run, and the watch kept on it while it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+
+PRESETS = {"faithful": 36.0, "balanced": 31.0, "fast": 27.0}  # dB against the own dense run
+D0_FLOOR = 1e-4  # below this the encoding of the record hides the difference
+UNCALIBRATED_MARGIN = 3.0  # dB asked for on top where a backbone has no table of its own
+
+
+@dataclass(frozen=True)
+class Row:
+    """``expected dB = intercept - slope * log10(D0)`` with residual ``spread`` (dB), for runs of
+    ``evaluations`` evaluations."""
+
+    evaluations: int
+    intercept: float
+    slope: float
+    spread: float
+
+    def expected(self, d0: float) -> float:
+        return self.intercept - self.slope * math.log10(max(d0, D0_FLOOR))
+
+
+@dataclass(frozen=True)
+class RiskTable:
+    """What was measured on held-out pairs of one backbone (``benchmarks/calibrate.py``).
+
+    ``peak`` is the range of the latent PSNR, ``guard`` turns the accumulated prediction error
+    into an expected deviation, and ``ceiling`` is the largest D0 that was measured.
+    """
+
+    name: str
+    architecture: str
+    peak: float | None
+    guard: float
+    ceiling: float
+    kinds: dict[str, tuple[Row, ...]]
+    margin: float = 1.0  # in spreads
+    calibrated: bool = True
+    extra: float = field(default=0.0)  # dB
+
+    def lower_db(self, row: Row, d0: float) -> float:
+        """Deviation a plan is trusted to keep: the expectation less the margin."""
+        return row.expected(d0) - self.margin * row.spread - self.extra
+
+    def choose(self, kind: str, total: int, d0: float, budget_db: float) -> Row | None:
+        """The row with the fewest evaluations that keeps the budget, or None.
+
+        A plan that evaluates more than three quarters of the run is not worth its risk.
+        """
+        if d0 > self.ceiling:
+            return None
+        for row in sorted(self.kinds.get(kind, ()), key=lambda r: r.evaluations):
+            if row.evaluations <= 0.75 * total and self.lower_db(row, d0) >= budget_db:
+                return row
+        return None
+
+    def best_db(self, kind: str, total: int, d0: float) -> float:
+        """The best any plan would be trusted to reach, for telling why a donor was refused."""
+        rows = [r for r in self.kinds.get(kind, ()) if r.evaluations <= 0.75 * total]
+        return max((self.lower_db(r, d0) for r in rows), default=-math.inf)
+
+
+@cache
+def _tables() -> dict[str, RiskTable]:
+    found = {}
+    for file in sorted(resources.files("carnator.risk_tables").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".json"):
+            data = json.loads(file.read_text())
+            kinds = {kind: tuple(Row(*row) for row in rows) for kind, rows in data["kinds"].items()}
+            table = RiskTable(
+                data["name"],
+                data["architecture"],
+                data["peak"],
+                data["guard"],
+                data["ceiling"],
+                kinds,
+            )
+            found[table.architecture] = table
+    return found
+
+
+def table_for(architecture: str) -> RiskTable:
+    """The table of a backbone; one without its own borrows the embedded Wan's, with a margin."""
+    tables = _tables()
+    if architecture in tables:
+        return tables[architecture]
+    base = next(t for t in tables.values() if t.name == "wan-tiny")
+    return RiskTable(
+        f"borrowed from {base.name}",
+        architecture,
+        None,
+        base.guard,
+        base.ceiling,
+        base.kinds,
+        calibrated=False,
+        extra=UNCALIBRATED_MARGIN,
+    )
+
+
+def to_db(mean_square: float, peak: float) -> float:
+    """Latent PSNR in dB of a mean squared deviation."""
+    return 10 * math.log10(peak * peak / max(mean_square, 1e-12))
+
+
+class Guard:
+    """Adds up what the evaluations measured of the predictions between them.
+
+    In a gap of linear extrapolation the error grows about quadratically to the value ``e`` met
+    at its end, so that the gap moves the latent by about ``span * e / 3``; gaps add up in
+    squares. ``factor`` is the measured ratio of the final deviation to that sum.
+    """
+
+    def __init__(self, budget_db: float, peak: float, factor: float):
+        self.allowed = peak * peak * 10 ** (-budget_db / 10)
+        self.peak = peak
+        self.factor = factor
+        self.spent = 0.0
+
+    def add(self, span: float, error: float) -> None:
+        """A gap of ``span`` (sigma) that ended in a mean squared prediction error ``error``."""
+        step = span * math.sqrt(error) / 3
+        self.spent += (self.factor * step) ** 2 if math.isfinite(step) else math.inf
+
+    @property
+    def expected_db(self) -> float:
+        return to_db(self.spent, self.peak)
+
+    @property
+    def verdict(self) -> str:
+        """``go``, ``tighten`` (half the budget is spent) or ``stop`` (all of it)."""
+        if not self.spent <= self.allowed:
+            return "stop"
+        return "tighten" if self.spent > 0.5 * self.allowed else "go"
