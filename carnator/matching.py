@@ -10,7 +10,7 @@ from torch import Tensor
 from .derivative import derivative, relative_deviation
 from .plan import Plan, spaced
 from .recording import first_derivative
-from .request import Probe, Request, Settings
+from .request import Probe, Request, Settings, digest
 from .risk import RiskTable, table_for
 from .samplers import contract, schedule_fault
 from .signature import shortlist
@@ -73,6 +73,18 @@ def candidates(probe: Probe, store: Store) -> list[Entry]:
     return same[-1:] + [entries[i] for i in near if entries[i] not in same[-1:]]
 
 
+def may_use_bank_noise(request: Request, store: Store | None) -> bool:
+    """Whether a request may start from the bank noise its hard keys name.
+
+    Not if another seed has asked for the same from that noise: who changes only the seed asks for
+    a different clip. The first to ask keeps the noise, so repeating a request changes nothing.
+    """
+    if store is None:
+        return True
+    name = f"{request.twin}.{digest({'noise': request.hard.get('noise', '')})}"
+    return store.claim(name, str(request.seed)) == str(request.seed)
+
+
 def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
     """Find the best donor by exact D0 and the cheapest plan that keeps the user's budget."""
     request = probe.request
@@ -118,6 +130,6 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
         "hit",
         f"D0 {d0:.3g}",
         expected_db=table.lower_db(row, d0),
-        plan=spaced(len(calls), row.evaluations),
+        plan=spaced(calls, row.evaluations, row.late),
         **found,
     )

@@ -3,11 +3,10 @@
 Two predictors. The *donor* one takes the donor's derivative as control variate and carries on only
 the difference ``D = d_t - d_s`` met at the evaluated nodes. The *own* one extrapolates the
 target's derivative itself. Both are linear in the position along the target's schedule, in which
-steps are equally spaced: measured against sigma as the coordinate this gains over 1 dB, and half
-the slope for ``D``, which is smaller and noisier than ``d``, gains more for close donors.
-Each evaluation measures both, per token, and sets the weights of their mix for the next gap; the
-map of weights is the reuse scope: 1 where the donor is trusted, 0 where the target goes its own
-way.
+steps are equally spaced; with evaluations equally spaced too this gains over 1 dB against sigma as
+the coordinate. Each evaluation measures both, per token, and sets the weights of their mix for the
+next gap; the map of weights is the reuse scope: 1 where the donor is trusted, 0 where the target
+goes its own way.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from torch import Tensor
 from .trajectory import same_sigma
 
 Donor = Callable[[float], Tensor]
-
-SLOPE = 0.5  # share of the difference's slope that is carried on
 
 
 def schedule_position(sigmas: Sequence[float]) -> Callable[[float], float]:
@@ -49,7 +46,6 @@ class Predictor:
             None for own extrapolation alone.
         position: where on the schedule a sigma lies (``schedule_position``).
         mix: weigh both predictors per token; False uses the donor's alone.
-        slope: share of the difference's slope that is carried on, 0..1.
     """
 
     def __init__(
@@ -58,9 +54,8 @@ class Predictor:
         position: Callable[[float], float],
         *,
         mix: bool = True,
-        slope: float = SLOPE,
     ):
-        self.donor, self.position, self.slope = donor, position, slope
+        self.donor, self.position = donor, position
         self.mix = mix and donor is not None
         self.weight: Tensor | None = None  # [B, 1, F, H, W] in 0..1
         self._nodes: list[tuple[float, Tensor, Tensor | None]] = []  # sigma, d_t, D
@@ -96,22 +91,22 @@ class Predictor:
         return led if self.weight is None else torch.lerp(own, led, self.weight)
 
     def _own(self, sigma: float) -> Tensor:
-        return self._extrapolate(sigma, 1, 1.0)
+        return self._extrapolate(sigma, 1)
 
     def _led(self, sigma: float) -> Tensor:
         if self.donor is None:
             return self._own(sigma)
-        return self._extrapolate(sigma, 2, self.slope) + self.donor(sigma)
+        return self._extrapolate(sigma, 2) + self.donor(sigma)
 
-    def _extrapolate(self, sigma: float, part: int, slope: float) -> Tensor:
+    def _extrapolate(self, sigma: float, part: int) -> Tensor:
         """Linear extrapolation of the derivative (part 1) or the difference (part 2)."""
         last = self._nodes[-1]
         if len(self._nodes) < 2:
             return last[part]
         before = self._nodes[-2]
         start, end = self.position(before[0]), self.position(last[0])
-        ahead = slope * (self.position(sigma) - end) / (end - start)
-        return torch.lerp(before[part], last[part], 1 + ahead)
+        ahead = (self.position(sigma) - start) / (end - start)
+        return torch.lerp(before[part], last[part], ahead)
 
 
 def mix_weight(own: Tensor, led: Tensor) -> Tensor:

@@ -15,10 +15,11 @@ UNCALIBRATED_MARGIN = 3.0  # dB asked for on top where a backbone has no table o
 
 @dataclass(frozen=True)
 class Row:
-    """``expected dB = intercept - slope * log10(D0)`` with residual ``spread`` (dB), for runs of
-    ``evaluations`` evaluations."""
+    """``expected dB = intercept - slope * log10(D0)`` with residual ``spread`` (dB), for plans
+    ``spaced(calls, evaluations, late)``."""
 
     evaluations: int
+    late: float
     intercept: float
     slope: float
     spread: float
@@ -56,10 +57,12 @@ class RiskTable:
         """
         if d0 > self.ceiling:
             return None
-        for row in sorted(self.kinds.get(kind, ()), key=lambda r: r.evaluations):
-            if row.evaluations <= 0.75 * total and self.lower_db(row, d0) >= budget_db:
-                return row
-        return None
+        fit = [
+            row
+            for row in self.kinds.get(kind, ())
+            if row.evaluations <= 0.75 * total and self.lower_db(row, d0) >= budget_db
+        ]
+        return min(fit, key=lambda r: (r.evaluations, -self.lower_db(r, d0)), default=None)
 
     def best_db(self, kind: str, total: int, d0: float) -> float:
         """The best any plan would be trusted to reach, for telling why a donor was refused."""

@@ -33,8 +33,9 @@ def _dpm_2(sigmas: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Contract:
-    """``kind`` is ``single`` (no history), ``multistep`` (history of earlier evaluations) or
-    ``refused``; ``calls`` gives the sigma of every evaluation; ``why`` explains a refusal."""
+    """``kind`` picks the rows of the risk table: ``single`` (one evaluation a step, no history),
+    ``second`` (two a step), ``multistep`` (one a step, with a history of earlier ones), or
+    ``refused``. ``calls`` gives the sigma of every evaluation, ``why`` explains a refusal."""
 
     kind: str
     calls: Calls = _one
@@ -46,8 +47,8 @@ _CFG_PP = "it reads the unconditional result of every step"
 
 CONTRACTS: dict[str, Contract] = {
     "euler": Contract("single"),
-    "heun": Contract("single", _heun),
-    "dpm_2": Contract("single", _dpm_2),
+    "heun": Contract("second", _heun),
+    "dpm_2": Contract("second", _dpm_2),
     **{
         name: Contract("multistep")
         for name in (

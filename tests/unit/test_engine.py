@@ -10,6 +10,7 @@ import torch
 from gaussian import Model, euler, noise, prompt_mean, request, sample, schedule
 
 from carnator.engine import Run
+from carnator.matching import may_use_bank_noise
 from carnator.request import Settings
 from carnator.store import Store
 
@@ -244,6 +245,18 @@ def test_a_probe_of_another_latent_is_not_used(store):
     run = Run(Settings(), request("b"), store, probe=first.probe)
     latent = sample(run, model, noise(7), schedule())
     assert torch.equal(latent, dense(Model(prompt_mean(1)), noise(7), schedule()))
+
+
+def test_bank_noise_belongs_to_the_first_seed_that_asks_even_if_its_run_was_a_hit(store):
+    """A hit leaves no record, yet a second seed must not be given the very same clip."""
+    first = request("a", hard={"noise": "bank 3", "model": "gaussian"}, seed=1)
+    second = request("a", hard={"noise": "bank 3", "model": "gaussian"}, seed=2)
+    other = request("b", hard={"noise": "bank 3", "model": "gaussian"}, seed=2)
+    assert may_use_bank_noise(first, store) and may_use_bank_noise(first, store)
+    assert not may_use_bank_noise(second, store) and may_use_bank_noise(other, store)
+    assert may_use_bank_noise(second, None)
+    store.clear()
+    assert may_use_bank_noise(second, store)
 
 
 def test_reuse_and_recording_off_touch_nothing(store):

@@ -96,7 +96,7 @@ def test_position_counts_the_steps_of_the_schedule():
 def test_predictor_is_exact_for_a_donor_and_a_difference_linear_in_position():
     curve = lambda s: prompt_mean(1) * math.sin(5 * s)  # noqa: E731
     target = lambda s: curve(s) + prompt_mean(2) * (1 + 2 * s)  # noqa: E731
-    predictor = Predictor(curve, EVEN, slope=1.0)
+    predictor = Predictor(curve, EVEN)
     predictor.add(1.0, target(1.0))
     for s in (0.8, 0.7):
         predictor.add(s, target(s))
@@ -143,10 +143,10 @@ def test_token_error_and_weights():
     assert float(mix_weight(torch.tensor(0.0), torch.tensor(0.0))) == 0
 
 
-@given(st.integers(5, 100), st.data())
-def test_plans_evaluate_first_and_last_and_exactly_as_many(total, data):
+@given(st.integers(5, 100), st.floats(0, 1), st.floats(1, 12), st.data())
+def test_plans_evaluate_first_and_last_and_exactly_as_many(total, late, shift, data):
     n = data.draw(st.integers(2, total))
-    plan = spaced(total, n)
+    plan = spaced(schedule(total, shift)[:-1], n, late)
     assert len(plan) == n and {0, total - 1} <= plan.evaluated
     after = data.draw(st.integers(0, total - 1))
     assert plan.evaluated <= plan.tightened(after).evaluated
@@ -155,11 +155,23 @@ def test_plans_evaluate_first_and_last_and_exactly_as_many(total, data):
 
 def test_plans_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="does not fit"):
-        spaced(10, 11)
+        spaced(schedule(10)[:-1], 11)
+    with pytest.raises(ValueError, match="nothing to plan"):
+        spaced([0.5] * 10, 4)
+
+
+def test_late_plans_follow_sigma():
+    calls = schedule(30)[:-1]
+    assert sorted(spaced(calls, 4, late=0).evaluated) == [0, 10, 19, 29]
+    late = sorted(spaced(calls, 6, late=1).evaluated)
+    strides = [calls[a] - calls[b] for a, b in zip(late, late[1:], strict=False)]
+    assert max(strides) < 1.6 * sum(strides) / len(strides)
+    two_each = [s for s in calls for _ in range(2)]
+    assert len(spaced(two_each, 7)) == 7
 
 
 def table(**changes):
-    rows = (Row(6, 24.0, 8.0, 1.0), Row(10, 30.0, 8.0, 1.0), Row(15, 34.0, 8.0, 1.0))
+    rows = (Row(6, 0.5, 24.0, 8.0, 1.0), Row(10, 0.5, 30.0, 8.0, 1.0), Row(15, 0.5, 34.0, 8.0, 1.0))
     values = dict(
         name="t", architecture="t", peak=2.0, guard=1.0, ceiling=1.0, kinds={"single": rows}
     )
