@@ -23,7 +23,7 @@ from .recording import Recorder, draft, load
 from .report import Report, StepLog
 from .request import Evaluation, Probe, Request, Settings
 from .risk import Guard
-from .samplers import contract
+from .samplers import as_expected, contract
 from .signature import AttentionProbe, signature
 from .store import RecordError, Store
 from .trajectory import Trajectory, same_sigma
@@ -155,7 +155,7 @@ class Run:
         """The predicted denoised, or None when this call is to be evaluated."""
         rising = sigma > self._last_sigma and not same_sigma(sigma, self._last_sigma)
         self._last_sigma = sigma
-        astray = call >= len(self._expected) or not close(self._expected[call], sigma)
+        astray = call >= len(self._expected) or not as_expected(self._expected[call], sigma)
         if rising or astray:
             self._leave_contract(rising, sigma)
         if self._donor is None or call == 0 or not sigma > 0:
@@ -199,7 +199,7 @@ class Run:
             measured = self._predictor.add(sigma, d)
             if measured is not None:
                 error = float(measured.mean())
-                self._watch(call, error)
+                self._watch(call, sigma, error)
             if self._predictor is not None and self._predictor.weight is not None:
                 weight = self._predictor.weight[0, 0]
                 self._scope = weight if self._scope is None else (self._scope + weight) / 2
@@ -255,19 +255,19 @@ class Run:
         peak = table.peak or 4.0 * float(donor.meta.get("rms", 1.0))
         self._guard = Guard(self.settings.budget, peak, table.guard)
 
-    def _watch(self, call: int, error: float) -> None:
+    def _watch(self, call: int, sigma: float, error: float) -> None:
         """Hold what was measured against the budget; shorten the gaps or give the donor up."""
         if self._guard is None or self._plan is None:
             return
-        self._guard.add(self._gap, error)
+        verdict = self._guard.add(self._gap, error, 1 - sigma / self._expected[0])
         self._gap = 0.0
-        if self._guard.verdict == "stop":
+        if verdict == "stop":
             self._plan = self._plan.dense_after(call)
             self.report.note(
                 f"From step {call + 1} on every step is evaluated: the predictions measured so "
                 f"far are expected to cost more than the budget."
             )
-        elif self._guard.verdict == "tighten":
+        elif verdict == "tighten":
             self._plan = self._plan.tightened(call)
             if not self._tightened:
                 self._tightened = True
@@ -297,8 +297,3 @@ class Run:
             return
         self.store.submit(made)
         self.report.record = "submitted"
-
-
-def close(expected: float, sigma: float) -> bool:
-    """Whether a call came where the sampler's contract puts it (some clamp their last sigma)."""
-    return abs(expected - sigma) <= 2e-3 * max(1.0, abs(expected))

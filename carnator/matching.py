@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .derivative import derivative, relative_deviation
 from .plan import Plan, spaced
-from .recording import first_derivative
+from .recording import first_derivative, sound
 from .request import Probe, Request, Settings, digest
 from .risk import RiskTable, table_for
 from .samplers import contract, schedule_fault
@@ -63,8 +63,8 @@ def candidates(probe: Probe, store: Store) -> list[Entry]:
     entries = [
         e
         for e in store.entries(probe.request.partition)
-        if e.meta.get("shape") == list(probe.x.shape)
-        and e.meta.get("sigmas")
+        if sound(e)
+        and e.meta["shape"] == list(probe.x.shape)
         and same_sigma(e.meta["sigmas"][0], probe.sigma)
     ]
     # A repeated request must be found whatever its signature's rank.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -62,6 +64,21 @@ def names_at(indices: Sequence[int], branched: bool) -> list[str]:
     """Names of the encoded tensors of some evaluations."""
     parts = ("cond", "uncond") if branched else ("cond",)
     return [f"{p}.{i}{s}" for i in indices for p in parts for s in ("", ".scale")]
+
+
+def sound(entry: Entry) -> bool:
+    """Whether what a record says of itself can be worked with; records are untrusted input."""
+    meta = entry.meta
+    sigmas, shape = meta.get("sigmas"), meta.get("shape")
+    return (
+        isinstance(sigmas, list)
+        and len(sigmas) >= 2
+        and all(type(s) is float and math.isfinite(s) and s > 0 for s in sigmas)
+        and all(a >= b for a, b in pairwise(sigmas))
+        and isinstance(shape, list)
+        and len(shape) in (4, 5)
+        and isinstance(meta.get("rms"), float)
+    )
 
 
 def parts_of(entry: Entry) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 
 PRESETS = {"faithful": 36.0, "balanced": 31.0, "fast": 27.0}  # dB against the own dense run
+SLACK = 0.25  # share of the budget that may be spent at any time
 D0_FLOOR = 1e-4  # below this the encoding of the record hides the difference
 UNCALIBRATED_MARGIN = 3.0  # dB asked for on top where a backbone has no table of its own
 
@@ -126,18 +127,19 @@ class Guard:
         self.factor = factor
         self.spent = 0.0
 
-    def add(self, span: float, error: float) -> None:
-        """A gap of ``span`` (sigma) that ended in a mean squared prediction error ``error``."""
+    def add(self, span: float, error: float, progress: float) -> str:
+        """A gap of ``span`` (sigma) that ended in a mean squared prediction error ``error``, at
+        ``progress`` (0..1) of the way down in sigma.
+
+        Returns ``go``, ``tighten`` (more is spent than is due by now) or ``stop`` (all is spent).
+        """
         step = span * math.sqrt(error) / 3
         self.spent += (self.factor * step) ** 2 if math.isfinite(step) else math.inf
+        if not self.spent <= self.allowed:
+            return "stop"
+        due = SLACK + (1 - SLACK) * min(max(progress, 0.0), 1.0)
+        return "tighten" if self.spent > due * self.allowed else "go"
 
     @property
     def expected_db(self) -> float:
         return to_db(self.spent, self.peak)
-
-    @property
-    def verdict(self) -> str:
-        """``go``, ``tighten`` (half the budget is spent) or ``stop`` (all of it)."""
-        if not self.spent <= self.allowed:
-            return "stop"
-        return "tighten" if self.spent > 0.5 * self.allowed else "go"

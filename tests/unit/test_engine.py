@@ -12,7 +12,7 @@ from gaussian import Model, euler, noise, prompt_mean, request, sample, schedule
 from carnator.engine import Run
 from carnator.matching import may_use_bank_noise
 from carnator.request import Settings
-from carnator.store import Store
+from carnator.store import Draft, Store
 
 
 @pytest.fixture
@@ -245,6 +245,40 @@ def test_a_probe_of_another_latent_is_not_used(store):
     run = Run(Settings(), request("b"), store, probe=first.probe)
     latent = sample(run, model, noise(7), schedule())
     assert torch.equal(latent, dense(Model(prompt_mean(1)), noise(7), schedule()))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"sigmas": []},
+        {"sigmas": "many"},
+        {"sigmas": [1.0, 0.5, 0.7]},
+        {"shape": None},
+        {"shape": [1, 4, 3, 6, 7]},
+        {"rms": "big"},
+    ],
+)
+def test_records_that_lie_about_themselves_are_passed_over(store, lie):
+    generate(store, "a", prompt_mean(1))
+    entry = store.entries()[0]
+    tensors = store.read(entry.id, [f"cond.{i}{s}" for i in range(20) for s in ("", ".scale")])
+    store.clear()
+    store.put(Draft(entry.partition, "x", {**entry.meta, **lie}, tensors, entry.signature))
+    latent, run, calls = generate(store, "b", prompt_mean(1))
+    assert run.report.decision == "miss" and calls == 20 and not run.report.notes
+    assert torch.equal(latent, dense(Model(prompt_mean(1)), noise(), schedule()))
+
+
+def test_a_record_without_its_tensors_is_dropped_and_the_run_goes_on(store):
+    generate(store, "a", prompt_mean(1))
+    entry = store.entries()[0]
+    first = store.read(entry.id, ["cond.first"])
+    store.clear()
+    store.put(Draft(entry.partition, "x", entry.meta, first, entry.signature))
+    latent, run, calls = generate(store, "b", prompt_mean(1))
+    assert run.report.decision == "miss" and "dropped" in run.report.reason and calls == 20
+    assert torch.equal(latent, dense(Model(prompt_mean(1)), noise(), schedule()))
+    assert [e.meta["label"] for e in store.entries()] == ["b"]
 
 
 def test_bank_noise_belongs_to_the_first_seed_that_asks_even_if_its_run_was_a_hit(store):

@@ -209,14 +209,11 @@ def test_shipped_tables_are_monotone():
 
 def test_guard_spends_its_budget_and_stops():
     guard = Guard(31.0, 2.0, 1.0)
-    assert guard.verdict == "go"
-    guard.add(0.1, 0.04)
-    assert guard.verdict == "go" and guard.expected_db > 31
-    guard.add(0.5, 0.4)
-    assert guard.verdict == "stop" and guard.expected_db < 31
-    lost = Guard(31.0, 2.0, 1.0)
-    lost.add(0.1, math.nan)
-    assert lost.verdict == "stop"
+    assert guard.add(0.1, 0.04, 0.1) == "go" and guard.expected_db > 31
+    assert guard.add(0.3, 0.2, 0.4) == "tighten"
+    assert guard.add(0.5, 0.4, 0.9) == "stop" and guard.expected_db < 31
+    assert Guard(31.0, 2.0, 1.0).add(0.3, 0.2, 0.9) == "go", "late, as much is due"
+    assert Guard(31.0, 2.0, 1.0).add(0.1, math.nan, 0.5) == "stop"
     assert to_db(0.04, 2.0) == pytest.approx(20.0)
 
 
