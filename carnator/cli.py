@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     training.add_argument("--backbone", choices=("wan",), default="wan")
     training.add_argument("--steps", type=_whole(1, 10**7), dest="train_steps", default=None)
     training.add_argument("--folder", type=Path, default=Path("training"), help="for checkpoints")
-    training.add_argument("--out", type=Path, dest="train_out", help="where the weights go")
+    training.add_argument("--out", type=Path, dest="train_out", help="file for the weights")
     store = commands.add_parser("store", help="look at a store, or empty it")
     store.set_defaults(command=run_store)
     store.add_argument("action", choices=("stat", "list", "clear"))
@@ -179,15 +179,14 @@ def closing(summary: dict[str, Any], preset: str) -> str:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    from .demo.model import BUNDLED
     from .demo.train import Recipe, train
     from .demo.wan import WanConfig
 
     recipe = Recipe() if options.train_steps is None else Recipe(steps=options.train_steps)
-    out = options.train_out or BUNDLED
+    out = options.train_out or options.folder / "wan_tiny.safetensors"
     make_folder(out.parent, "--out")
     train(recipe, WanConfig(), options.folder, out)
-    print(f"Weights: {out}")
+    print(f"Weights: {out} (use them with 'python -m carnator demo --model {out}')")
 
 
 def run_store(options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .derivative import denoised_from, derivative
 from .matching import Match, blocked, match
+from .plan import Plan
 from .predict import Predictor, schedule_position
 from .recording import Recorder, draft, load
 from .report import Report, StepLog
@@ -64,7 +65,7 @@ class Run:
         self._guard: Guard | None = None
         self._donor: Trajectory | None = None
         self._final: Tensor | None = None
-        self._plan = None
+        self._plan: Plan | None = None
         self._scope: Tensor | None = None
         self._gap = 0.0
         self._tightened = False

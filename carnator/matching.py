@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
@@ -112,9 +113,9 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
     d0_map = (d - donor).square().mean(1)[0]
     if d0_map.ndim == 2:
         d0_map = d0_map[None]
-    found = dict(donor=entry, d0=d0, table=table, d0_map=d0_map)
+    found = partial(Match, probe, donor=entry, d0=d0, table=table, d0_map=d0_map)
     if settings.exact_hits and entry.identity == request.identity and d0 <= EXACT_D0:
-        return Match(probe, "exact", "the same request was generated before", **found)
+        return found("exact", "the same request was generated before")
     rule = contract(request.sampler, request.sampler_options)
     calls = rule.calls(request.sigmas)
     row = table.choose(rule.kind, len(calls), d0, settings.budget)
@@ -124,12 +125,6 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
             f"the nearest earlier generation is too different (D0 {d0:.3g}; the best plan is "
             f"trusted to keep {best_db:.1f} dB of the {settings.budget:g} dB asked for)"
         )
-        return Match(probe, "miss", reason, **found)
-    return Match(
-        probe,
-        "hit",
-        f"D0 {d0:.3g}",
-        expected_db=table.lower_db(row, d0),
-        plan=spaced(calls, row.evaluations, row.late),
-        **found,
-    )
+        return found("miss", reason)
+    plan = spaced(calls, row.evaluations, row.late)
+    return found("hit", f"D0 {d0:.3g}", expected_db=table.lower_db(row, d0), plan=plan)

@@ -58,26 +58,30 @@ class Predictor:
         self.donor, self.position = donor, position
         self.mix = mix and donor is not None
         self.weight: Tensor | None = None  # [B, 1, F, H, W] in 0..1
-        self._nodes: list[tuple[float, Tensor, Tensor | None]] = []  # sigma, d_t, D
+        self._sigmas: list[float] = []
+        self._own_nodes: list[Tensor] = []  # d_t
+        self._led_nodes: list[Tensor] = []  # D
 
     def add(self, sigma: float, d: Tensor) -> Tensor | None:
         """Take an evaluated derivative d [B, C, ...]; returns the squared error per token
         [B, 1, ...] of what would have been predicted here, or None at the first node."""
         error = None
-        if self._nodes:
+        if self._sigmas:
             own, led = self._own(sigma), self._led(sigma)
             error = token_error(d, self._join(own, led))
             if self.mix:
                 self.weight = mix_weight(token_error(d, own), token_error(d, led))
-        if self._nodes and same_sigma(self._nodes[-1][0], sigma):
-            self._nodes.pop()
-        difference = None if self.donor is None else d - self.donor(sigma)
-        self._nodes = [*self._nodes[-1:], (sigma, d, difference)]
+        same = bool(self._sigmas) and same_sigma(self._sigmas[-1], sigma)
+        keep = slice(0, -1) if same else slice(-1, None)
+        self._sigmas = [*self._sigmas[keep], sigma]
+        self._own_nodes = [*self._own_nodes[keep], d]
+        if self.donor is not None:
+            self._led_nodes = [*self._led_nodes[keep], d - self.donor(sigma)]
         return error
 
     def predict(self, sigma: float) -> Tensor:
         """The expected derivative [B, C, ...] at a sigma below the last evaluated node."""
-        if not self._nodes:
+        if not self._sigmas:
             raise ValueError("Nothing can be predicted before the first evaluation.")
         if self.donor is None:
             return self._own(sigma)
@@ -91,22 +95,20 @@ class Predictor:
         return led if self.weight is None else torch.lerp(own, led, self.weight)
 
     def _own(self, sigma: float) -> Tensor:
-        return self._extrapolate(sigma, 1)
+        return self._extrapolate(sigma, self._own_nodes)
 
     def _led(self, sigma: float) -> Tensor:
         if self.donor is None:
             return self._own(sigma)
-        return self._extrapolate(sigma, 2) + self.donor(sigma)
+        return self._extrapolate(sigma, self._led_nodes) + self.donor(sigma)
 
-    def _extrapolate(self, sigma: float, part: int) -> Tensor:
-        """Linear extrapolation of the derivative (part 1) or the difference (part 2)."""
-        last = self._nodes[-1]
-        if len(self._nodes) < 2:
-            return last[part]
-        before = self._nodes[-2]
-        start, end = self.position(before[0]), self.position(last[0])
+    def _extrapolate(self, sigma: float, values: list[Tensor]) -> Tensor:
+        """Linear extrapolation of what was met at the last two evaluated nodes."""
+        if len(values) < 2:
+            return values[-1]
+        start, end = (self.position(s) for s in self._sigmas)
         ahead = (self.position(sigma) - start) / (end - start)
-        return torch.lerp(before[part], last[part], ahead)
+        return torch.lerp(values[0], values[1], ahead)
 
 
 def mix_weight(own: Tensor, led: Tensor) -> Tensor:

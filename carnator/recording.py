@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .derivative import Branches, derivative
+from .derivative import Branches, derivative, mean_square
 from .request import Request
 from .store import Draft, Entry, Store
 from .trajectory import Trajectory, encode, same_sigma
@@ -26,7 +26,7 @@ class Recorder:
         self.sigmas: list[float] = []
         self.tensors: dict[str, Tensor] = {}
         self.branched = True
-        self.rms = 0.0
+        self._last: Tensor | None = None
 
     def add(
         self, x: Tensor, sigma: float, denoised: Tensor, cond: Tensor | None, uncond: Tensor | None
@@ -47,12 +47,11 @@ class Recorder:
             values, scale = encode(d)
             self.tensors[f"{name}.{i}"] = values
             self.tensors[f"{name}.{i}.scale"] = scale
-        self.rms = denoised
+        self._last = denoised
 
     def final_rms(self) -> float:
         """Root mean square of the last denoised latent, in model space."""
-        last = self.rms
-        return float(last.float().square().mean().sqrt()) if isinstance(last, Tensor) else 0.0
+        return 0.0 if self._last is None else mean_square(self._last) ** 0.5
 
 
 def first_names(branched: bool) -> list[str]:

@@ -24,8 +24,8 @@ def pooled(latent: Tensor, grid: tuple[int, int, int]) -> Tensor:
     vector; a grid finer than the latent is cut to it."""
     if latent.ndim == 4:
         latent = latent[:, :, None]
-    size = tuple(min(g, n) for g, n in zip(grid, latent.shape[2:], strict=True))
-    return F.adaptive_avg_pool3d(latent.float(), size).flatten()
+    frames, rows, columns = (min(g, n) for g, n in zip(grid, latent.shape[2:], strict=True))
+    return F.adaptive_avg_pool3d(latent.float(), (frames, rows, columns)).flatten()
 
 
 class AttentionProbe:

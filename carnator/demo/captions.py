@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,7 +109,7 @@ def tweak(caption: Caption, kind: str, rng: random.Random) -> Caption:
     """The caption with one word changed (``color``, ``shape``, ``motion``, ``background``),
     one thing more or less (``count``), or another caption altogether (``unrelated``)."""
 
-    def other(current: str, options: tuple[str, ...], taken: set[str] = frozenset()) -> str:
+    def other(current: str, options: tuple[str, ...], taken: Set[str] = frozenset()) -> str:
         return rng.choice([o for o in options if o != current and o not in taken])
 
     things = list(caption.things)

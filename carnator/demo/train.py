@@ -11,19 +11,23 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from tqdm import tqdm
 
 from . import captions, clips
 from .wan import WanConfig, WanTransformer
 
 SIGMA_SHIFT = 3.0
+State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,18 +50,18 @@ class Recipe:
         )
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """Momentum orthogonalised by Newton-Schulz iteration (Jordan et al., 2024), in fp32.
 
     torch.optim.Muon iterates in bf16, which is many times slower on a CPU without bf16 units.
     Updates are scaled to the size AdamW's would have (Liu et al., arXiv:2502.16982).
     """
 
-    def __init__(self, parameters, lr: float, momentum: float = 0.95):
+    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -80,7 +84,7 @@ def orthogonalise(g: Tensor, iterations: int = 5) -> Tensor:
     return x.T if tall else x
 
 
-def initialise(model: nn.Module, seed: int) -> None:
+def initialise(model: WanTransformer, seed: int) -> None:
     torch.manual_seed(seed)
     for name, p in model.named_parameters():
         if "modulation" in name:
@@ -107,7 +111,7 @@ def batch_at(step: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return clean, torch.stack(texts), sigma, torch.randn(clean.shape, generator=generator)
 
 
-def optimizers(model: nn.Module, rate: float) -> tuple[torch.optim.Optimizer, ...]:
+def optimizers(model: nn.Module, rate: float) -> tuple[Optimizer, ...]:
     """Muon for the matrices of the blocks, AdamW for everything else."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("blocks")]
     chosen = {id(p) for p in matrices}
@@ -165,7 +169,9 @@ def save_model(path: Path, state: dict[str, Tensor], config: WanConfig) -> None:
     save_file({k: v.contiguous() for k, v in state.items()}, path, metadata=metadata)
 
 
-def save_checkpoint(path: Path, model, average, tools, step: int) -> None:
+def save_checkpoint(
+    path: Path, model: nn.Module, average: State, tools: Sequence[Optimizer], step: int
+) -> None:
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     tensors |= {f"average.{k}": v for k, v in average.items()}
     for i, tool in enumerate(tools):
@@ -176,7 +182,9 @@ def save_checkpoint(path: Path, model, average, tools, step: int) -> None:
     fresh.replace(path)
 
 
-def load_checkpoint(path: Path, model, average, tools) -> int:
+def load_checkpoint(
+    path: Path, model: nn.Module, average: State, tools: Sequence[Optimizer]
+) -> int:
     with safe_open(path, "pt") as file:
         tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
         step = int(file.metadata()["step"])

@@ -9,7 +9,9 @@ checkpoints, so one file serves this class and ComfyUI's loader alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -81,7 +83,13 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
         self.norm_q, self.norm_k = nn.RMSNorm(dim, eps=EPS), nn.RMSNorm(dim, eps=EPS)
 
-    def forward(self, x: Tensor, context: Tensor, table: Tensor | None, observe=None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor,
+        table: Tensor | None,
+        observe: Callable[..., object] | None = None,
+    ) -> Tensor:
         q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
         k = self.norm_k(self.k(context)).unflatten(-1, (self.heads, -1))
         v = self.v(context).unflatten(-1, (self.heads, -1))
@@ -108,7 +116,14 @@ class Block(nn.Module):
         )
         self.modulation = nn.Parameter(torch.zeros(1, 6, c.dim))
 
-    def forward(self, x: Tensor, time: Tensor, text: Tensor, table: Tensor, observe=None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        time: Tensor,
+        text: Tensor,
+        table: Tensor,
+        observe: Callable[..., object] | None = None,
+    ) -> Tensor:
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = (time + self.modulation).chunk(6, 1)
         h = modulated_norm(x, shift_a, scale_a)
         x = x + self.self_attn(h, h, table, observe) * gate_a
@@ -156,7 +171,13 @@ class WanTransformer(nn.Module):
             self._tables[grid] = rotary_table(grid, self.config.dim // self.config.num_heads)
         return self._tables[grid].to(self.patch_embedding.weight.device)
 
-    def forward(self, x: Tensor, sigma: Tensor, text: Tensor, observe=None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        sigma: Tensor,
+        text: Tensor,
+        observe: Callable[..., object] | None = None,
+    ) -> Tensor:
         """Velocity of latents x [B, C, F, H, W] at noise levels sigma [B] in 0..1.
 
         ``text`` is [B, L, text_dim]. ``observe(layer, q, k, v, out)`` is called for every
@@ -171,7 +192,7 @@ class WanTransformer(nn.Module):
         text = self.text_embedding(text)
         table = self.table(grid)
         for i, block in enumerate(self.blocks):
-            see = None if observe is None else (lambda *a, i=i: observe(i, *a))
+            see = None if observe is None else partial(observe, i)
             h = block(h, time6, text, table, see)
         h = self.head(h, time)
         f, r, w = c.patch

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from carnator.request import Evaluation, Request
+from carnator.engine import Run
+from carnator.request import Evaluation, Request, Settings
 
 SHAPE = (1, 4, 3, 6, 6)
 
@@ -71,3 +74,25 @@ def sample(run, model: Model, x: Tensor, sigmas) -> Tensor:
     """One whole Euler run driven by the engine."""
     ask = lambda x, s: run.denoise(x, s, lambda: model(x, s))  # noqa: E731
     return run.finish(euler(ask, x, sigmas))
+
+
+def dense(model: Model, x: Tensor, sigmas) -> Tensor:
+    """What the model gives without Carnator."""
+    return euler(lambda x, s: model(x, s).denoised, x, sigmas)
+
+
+def db(a: Tensor, b: Tensor) -> float:
+    """PSNR of two latents, peak 2."""
+    return 10 * math.log10(4 / float((a - b).square().mean()))
+
+
+def generate(store, prompt, mean, *, settings=None, cfg=1.0, seed=0, sigmas=None, **changes):
+    """One request through the engine: (latent, run, model calls)."""
+    sigmas = sigmas or schedule()
+    run = Run(
+        settings or Settings(), request(prompt, cfg=cfg, seed=seed, sigmas=sigmas, **changes), store
+    )
+    model = Model(mean, cfg)
+    latent = sample(run, model, noise(seed), sigmas)
+    store.flush()
+    return latent, run, model.calls

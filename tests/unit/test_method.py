@@ -17,7 +17,7 @@ from carnator.noise import BANK_SIZE, bank_index, bank_seed
 from carnator.plan import spaced
 from carnator.predict import Predictor, mix_weight, schedule_position, token_error
 from carnator.recording import needed
-from carnator.risk import PRESETS, Guard, Row, RiskTable, table_for, to_db
+from carnator.risk import PRESETS, Guard, RiskTable, Row, table_for, to_db
 from carnator.samplers import contract, schedule_fault
 from carnator.signature import AttentionProbe, shortlist, signature
 from carnator.trajectory import Trajectory, decode, encode
