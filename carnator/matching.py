@@ -98,12 +98,16 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
     best: tuple[float, Entry, Tensor] | None = None
     for entry in candidates(probe, store):
         try:
-            donor = first_derivative(entry, store).at(request.cfg)
+            first = first_derivative(entry, store)
         except RecordError:
             continue  # the store has dropped it and said so
+        donor = first.at(request.cfg)
         if donor.shape != d.shape:
             continue
-        d0 = relative_deviation(d, donor)
+        # Recombined at the target's CFG the branches of one prompt agree, however far the paths
+        # part: the donor's own path is what the difference grows from.
+        own = first.at(float(entry.meta["cfg"]))
+        d0 = max(relative_deviation(d, donor), relative_deviation(d, own))
         if best is None or d0 < best[0]:
             best = (d0, entry, donor)
     if best is None:

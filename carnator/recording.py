@@ -24,8 +24,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sigmas: list[float] = []
-        self.tensors: dict[str, Tensor] = {}
-        self.branched = True
+        self.values: list[Tensor] = []  # int8 [P, C, ...], P guidance branches
+        self.scales: list[Tensor] = []  # [P, C]
+        self.first: Tensor | None = None  # float16 [P, C, ...]
+        self.branched = True  # the guidance branches were observed
+        self.whole = True  # every evaluation gave the same branches
         self._last: Tensor | None = None
 
     def add(
@@ -33,36 +36,32 @@ class Recorder:
     ) -> None:
         """Record one evaluation at latents x [1, C, ...]. Without observed branches the guided
         result itself is kept, and the whole record counts as not branched."""
-        i = len(self.sigmas)
-        if cond is None:
-            cond, uncond = denoised, None
-            self.branched = False
+        parts = [denoised] if cond is None else [cond] if uncond is None else [cond, uncond]
+        d = derivative(x, torch.cat(parts), sigma)
+        if self.first is None:
+            self.first = d.detach().to(torch.float16).cpu()
+            self.branched = cond is not None
+        self.whole &= len(d) == len(self.first) and self.branched == (cond is not None)
+        values, scales = encode(d)
         self.sigmas.append(sigma)
-        for name, value in (("cond", cond), ("uncond", uncond)):
-            if value is None:
-                continue
-            d = derivative(x, value, sigma)
-            if i == 0:
-                self.tensors[f"{name}.first"] = d.detach()[0].to(torch.float16).cpu()
-            values, scale = encode(d)
-            self.tensors[f"{name}.{i}"] = values
-            self.tensors[f"{name}.{i}.scale"] = scale
+        self.values.append(values)
+        self.scales.append(scales)
         self._last = denoised
+
+    def trajectory(self) -> Trajectory:
+        """The recorded run as a donor answers for it."""
+        return Trajectory(self.sigmas, self.values, self.scales)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the store keeps: ``d.I`` per evaluation, ``scales`` [S, P, C], ``first``."""
+        if self.first is None:
+            return {}
+        named = {f"d.{i}": value for i, value in enumerate(self.values)}
+        return {**named, "scales": torch.stack(self.scales), "first": self.first}
 
     def final_rms(self) -> float:
         """Root mean square of the last denoised latent, in model space."""
         return 0.0 if self._last is None else mean_square(self._last) ** 0.5
-
-
-def first_names(branched: bool) -> list[str]:
-    """Names of the tensors that hold the first evaluation exactly."""
-    return ["cond.first", "uncond.first"] if branched else ["cond.first"]
-
-
-def names_at(indices: Sequence[int], branched: bool) -> list[str]:
-    """Names of the encoded tensors of some evaluations."""
-    parts = ("cond", "uncond") if branched else ("cond",)
-    return [f"{p}.{i}{s}" for i in indices for p in parts for s in ("", ".scale")]
 
 
 def sound(entry: Entry) -> bool:
@@ -77,20 +76,14 @@ def sound(entry: Entry) -> bool:
         and isinstance(shape, list)
         and len(shape) in (4, 5)
         and isinstance(meta.get("rms"), float)
+        and isinstance(meta.get("cfg"), float)
     )
-
-
-def parts_of(entry: Entry) -> tuple[str, ...]:
-    """Which branches a record holds."""
-    branched = bool(entry.meta.get("branched")) and bool(entry.meta.get("guided"))
-    return ("cond", "uncond") if branched else ("cond",)
 
 
 def first_derivative(entry: Entry, store: Store) -> Branches:
     """The donor's first evaluation, branches apart. Raises RecordError."""
-    names = [f"{part}.first" for part in parts_of(entry)]
-    tensors = store.read(entry.id, names)
-    return Branches(*(tensors[name].float()[None] for name in names))
+    first = store.read(entry.id, ["first"])["first"].float()
+    return Branches(*first[:2].split(1))
 
 
 def needed(sigmas: Sequence[float], targets: Sequence[float]) -> list[int]:
@@ -110,29 +103,17 @@ def load(
 
     Raises RecordError when the record is corrupt, and ValueError when its parts do not fit.
     """
-    sigmas, parts = [float(s) for s in entry.meta["sigmas"]], parts_of(entry)
+    sigmas = [float(s) for s in entry.meta["sigmas"]]
     indices = needed(sigmas, targets)
-    names = {
-        f"{part}.{i}{tail}": f"{part}.{new}{tail}"
-        for new, i in enumerate(indices)
-        for part in parts
-        for tail in ("", ".scale")
-    }
     extra = list(extra)
-    tensors = store.read(entry.id, [*names, *extra])
-    shape = list(entry.meta["shape"])[1:]
-    for name in names:
-        expected = shape[:1] + [1] * (len(shape) - 1) if name.endswith(".scale") else shape
-        if list(tensors[name].shape) != expected:
-            raise ValueError(
-                f"The record {entry.id} holds {name} of shape {list(tensors[name].shape)} where "
-                f"{expected} belongs."
-            )
-    path = Trajectory(
-        [sigmas[i] for i in indices],
-        {new: tensors[old] for old, new in names.items()},
-        len(parts) == 2,
-    )
+    tensors = store.read(entry.id, [*(f"d.{i}" for i in indices), "scales", *extra])
+    values, scales = [tensors[f"d.{i}"] for i in indices], tensors["scales"]
+    branches = scales.shape[1] if scales.ndim == 3 else 0
+    shape = [branches, *entry.meta["shape"][1:]]
+    fits = branches in (1, 2) and list(scales.shape) == [len(sigmas), *shape[:2]]
+    if not fits or any(list(v.shape) != shape or v.dtype != torch.int8 for v in values):
+        raise ValueError(f"the parts of record {entry.id} do not fit each other")
+    path = Trajectory([sigmas[i] for i in indices], values, [scales[i] for i in indices])
     return path, {name: tensors[name] for name in extra}
 
 
@@ -150,6 +131,8 @@ def draft(
     """
     if len(recorder.sigmas) < 2 or len(shape) not in (4, 5) or shape[0] != 1:
         return "only whole runs of one clip are"
+    if not recorder.whole:
+        return "its guidance could not be taken apart in the same way at every step"
     if not bool(torch.isfinite(latent).all()):
         return "the result holds values that are not finite"
     meta = {
@@ -163,9 +146,8 @@ def draft(
         "labels": dict(request.labels),
         "shape": list(shape),
         "branched": recorder.branched,
-        "guided": "uncond.0" in recorder.tensors,
         "rms": recorder.final_rms(),
         "seconds": seconds,
     }
-    tensors = {**recorder.tensors, "final": latent.detach().float().cpu().clone()}
+    tensors = {**recorder.tensors(), "final": latent.detach().float().cpu().clone()}
     return Draft(request.partition, request.identity, meta, tensors, signature)

@@ -16,7 +16,7 @@ LAYOUT_GRID = (2, 3, 3)
 GUIDANCE_GRID = (1, 2, 2)
 DEPTHS = (1 / 6, 1 / 3, 1 / 2)
 ATTENTION_FEATURES = 16
-SHORTLIST = 8
+SHORTLIST = 4
 
 
 def pooled(latent: Tensor, grid: tuple[int, int, int]) -> Tensor:

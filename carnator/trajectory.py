@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,77 +17,66 @@ def same_sigma(a: float, b: float) -> bool:
 
 
 def encode(d: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 values and float32 scales [C, 1, ...] of a derivative [1, C, ...]: symmetric rounding,
-    one scale per channel. Relative RMS error about 1 % on diffusion latents."""
-    flat = d.detach()[0].float().flatten(1)
-    scale = flat.abs().amax(1).clamp_min(1e-12) / 127
-    values = (flat / scale[:, None]).round_().to(torch.int8)
-    shape = (d.shape[1],) + (1,) * (d.ndim - 2)
-    return values.view(d.shape[1:]).cpu(), scale.view(shape).cpu()
+    """int8 values [P, C, ...] and float32 scales [P, C] of derivatives [P, C, ...] (P guidance
+    branches): symmetric rounding, one scale per channel. The relative RMS error is about 1 %."""
+    flat = d.detach().float().flatten(2)
+    scales = flat.abs().amax(2).clamp_min_(1e-12).div_(127)
+    values = torch.div(flat, scales[..., None]).round_().to(torch.int8)
+    return values.view(d.shape).cpu(), scales.cpu()
 
 
-def decode(values: Tensor, scale: Tensor) -> Tensor:
-    """The derivative [1, C, ...] in float32 behind ``encode``'s result."""
-    return (values.float() * scale)[None]
+def decode(values: Tensor, scales: Tensor) -> Branches:
+    """The branches [1, C, ...] in float32 behind ``encode``'s result."""
+    shape = (*scales.shape, *(1,) * (values.ndim - 2))
+    parts = (values.float() * scales.view(shape)).split(1)
+    return Branches(*parts)
 
 
 class Trajectory:
     """Answers for the donor's derivative at any sigma its schedule covers.
 
-    ``sigmas`` are those of the recorded evaluations, not rising. Where two evaluations share a
-    sigma (second-order samplers), the later one counts: it was made at the corrected latent.
+    ``sigmas`` [S] are those of the recorded evaluations, not rising; ``values`` and ``scales`` are
+    what ``encode`` made of each. Where two evaluations share a sigma (second-order samplers), the
+    later one counts: it was made at the corrected latent.
     """
 
-    def __init__(self, sigmas: Sequence[float], tensors: Mapping[str, Tensor], branched: bool):
-        nodes: dict[int, float] = {}
-        for i, sigma in enumerate(sigmas):
-            twin = next((j for j, s in nodes.items() if same_sigma(s, sigma)), None)
-            if twin is not None:
-                del nodes[twin]
-            nodes[i] = sigma
-        self.nodes = sorted(nodes.items(), key=lambda item: -item[1])
-        self.branched = branched
-        self._tensors = tensors
+    def __init__(self, sigmas: Sequence[float], values: Sequence[Tensor], scales: Sequence[Tensor]):
+        self._nodes: list[tuple[float, Tensor, Tensor]] = []
+        for node in zip(sigmas, values, scales, strict=True):
+            if self._nodes and same_sigma(self._nodes[-1][0], node[0]):
+                self._nodes.pop()
+            self._nodes.append(node)
         self._decoded: dict[int, Branches] = {}
 
     def to(self, device: torch.device) -> Trajectory:
-        """Move the encoded tensors to a device; returns self."""
-        self._tensors = {name: value.to(device) for name, value in self._tensors.items()}
-        return self
-
-    def covers(self, sigma: float) -> bool:
-        highest, lowest = self.nodes[0][1], self.nodes[-1][1]
-        return (lowest <= sigma <= highest) or same_sigma(sigma, highest) or sigma < lowest
+        """The trajectory with its encoded tensors on a device."""
+        sigmas, values, scales = zip(*self._nodes, strict=True)
+        return Trajectory(sigmas, [v.to(device) for v in values], [s.to(device) for s in scales])
 
     def _node(self, i: int) -> Branches:
-        """Decoded branches of evaluation i; the two used last stay decoded."""
+        """Decoded branches of node i; the two used last stay decoded."""
         if i not in self._decoded:
             while len(self._decoded) >= 2:
                 del self._decoded[next(iter(self._decoded))]
-            parts = {}
-            for part in ("cond", "uncond") if self.branched else ("cond",):
-                parts[part] = decode(
-                    self._tensors[f"{part}.{i}"], self._tensors[f"{part}.{i}.scale"]
-                )
-            self._decoded[i] = Branches(parts["cond"], parts.get("uncond"))
+            self._decoded[i] = decode(*self._nodes[i][1:])
         return self._decoded[i]
 
     def at(self, sigma: float, cfg: float) -> Tensor:
-        """The donor's guided derivative [1, C, ...] (float32) at a sigma and a guidance
-        scale, linear in sigma between recorded nodes. Below the last node that node counts.
+        """The donor's guided derivative [1, C, ...] (float32) at a sigma and a guidance scale,
+        linear in sigma between recorded nodes. Below the last node that node counts.
 
         Raises ValueError above the first node: the donor says nothing there.
         """
-        for position, (i, s) in enumerate(self.nodes):
+        for i, (s, _, _) in enumerate(self._nodes):
             if same_sigma(s, sigma):
                 return self._node(i).at(cfg)
             if s < sigma:
-                if position == 0:
+                if i == 0:
                     raise ValueError(
                         f"The donor's schedule starts at sigma {s:.4f} and cannot answer for "
                         f"{sigma:.4f}."
                     )
-                j, above = self.nodes[position - 1]
+                above = self._nodes[i - 1][0]
                 weight = (above - sigma) / (above - s)
-                return torch.lerp(self._node(j).at(cfg), self._node(i).at(cfg), weight)
-        return self._node(self.nodes[-1][0]).at(cfg)
+                return torch.lerp(self._node(i - 1).at(cfg), self._node(i).at(cfg), weight)
+        return self._node(len(self._nodes) - 1).at(cfg)

@@ -9,6 +9,7 @@ from .captions import BACKGROUNDS, COLORS, SHAPES, Caption
 from .clips import BACKGROUND_PALETTE, COLUMNS, PALETTE, ROWS, SPEED, shape_mask
 
 NEAR = 0.5  # squared RGB distance below which a pixel counts as a palette colour
+BLOB, OUTLINE = 0.35, 0.6  # overlap with an outline that makes a thing, and a shape
 SMALLEST, LARGEST = 20, 220  # pixels a thing may cover
 AREA = {"circle": 3.1416, "square": 3.0976, "triangle": 2.3094}  # of radius 1
 
@@ -54,8 +55,9 @@ def motion_of(mask: Tensor) -> str:
     return "down" if vy > 0 else "up"
 
 
-def shape_of(mask: Tensor) -> str:
-    """The shape whose outline, at the mask's own place and area, fits the mask [F, H, W] best."""
+def shape_of(mask: Tensor) -> tuple[str, float]:
+    """The shape whose outline, at the mask's own place and area, fits the mask [F, H, W] best,
+    and their intersection over union, 0..1."""
     area = mask.sum((1, 2)).clamp_min(1)
     scores = {}
     for shape in SHAPES:
@@ -67,7 +69,8 @@ def shape_of(mask: Tensor) -> str:
         ideal = shape_mask(shape, x, y, radius)
         overlap = torch.minimum(ideal, mask).sum((1, 2)) / torch.maximum(ideal, mask).sum((1, 2))
         scores[shape] = float(overlap.mean())
-    return max(scores, key=scores.__getitem__)
+    best = max(scores, key=scores.__getitem__)
+    return best, scores[best]
 
 
 def check(clip: Tensor, caption: Caption) -> dict[str, bool]:
@@ -76,9 +79,10 @@ def check(clip: Tensor, caption: Caption) -> dict[str, bool]:
     masks = color_masks(clip)
     for i, thing in enumerate(caption.things):
         mask = masks[COLORS.index(thing.color)]
-        there = SMALLEST < float(mask.sum((1, 2)).mean()) < LARGEST
+        shape, overlap = shape_of(mask)
+        there = SMALLEST < float(mask.sum((1, 2)).mean()) < LARGEST and overlap > BLOB
         result[f"color {i}"] = there
-        result[f"shape {i}"] = there and shape_of(mask) == thing.shape
+        result[f"shape {i}"] = there and overlap > OUTLINE and shape == thing.shape
         result[f"motion {i}"] = there and motion_of(mask) == thing.motion
     return result
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from torch import Tensor
 
@@ -22,12 +23,13 @@ from .disk import UnsafeRow
 from .errors import RecordError, StoreError
 from .folder import resolve
 from .index import Index
-from .payload import encode, read_header, read_tensors
+from .payload import Header, encode, read_header, read_tensors
 from .record import Draft, Entry, is_record_id
 from .writer import Writer
 
 DEFAULT_SIZE = 8 * 2**30
 PENDING_LIMIT = 2**30  # bytes of records waiting to be written
+HEADERS_KEPT = 64  # parsed headers in memory
 ORPHAN_AGE = 3600.0  # seconds after which a payload file without a row is no write in progress
 
 
@@ -56,6 +58,7 @@ class Store:
         self._index = Index(self.folder)
         self._writer = Writer(PENDING_LIMIT)
         self._swept = False
+        self._headers: dict[str, tuple[tuple[int, int, int], Header]] = {}
 
     @classmethod
     def open(cls, folder: Path | str, size_limit: int = DEFAULT_SIZE) -> Store:
@@ -132,10 +135,7 @@ class Store:
             raise RecordError(f"{id!r:.80} is not the id of a record.")
         try:
             with self._index.open().open_payload(id) as stream:
-                header = read_header(stream)
-                if header.entry.id != id:
-                    raise RecordError(f"its file is that of record {header.entry.id}")
-                return read_tensors(stream, header, names)
+                return read_tensors(stream, self._header(id, stream), names)
         except (KeyError, FileNotFoundError):
             reason = "it is no longer in the store"
         except (RecordError, UnsafeRow) as error:
@@ -215,6 +215,21 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _header(self, id: str, stream: BinaryIO) -> Header:
+        """The checked header of a record; parsed once as long as its file stays the same."""
+        stat = os.fstat(stream.fileno())
+        state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        known = self._headers.get(id)
+        if known is not None and known[0] == state:
+            return known[1]
+        header = read_header(stream)
+        if header.entry.id != id:
+            raise RecordError(f"its file is that of record {header.entry.id}")
+        while len(self._headers) >= HEADERS_KEPT:
+            self._headers.pop(next(iter(self._headers)), None)
+        self._headers[id] = (state, header)
+        return header
 
     def _put_quietly(self, draft: Draft) -> None:
         try:

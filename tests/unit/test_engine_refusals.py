@@ -148,12 +148,13 @@ def test_guard_gives_a_bad_donor_up(store, monkeypatch):
         {"shape": None},
         {"shape": [1, 4, 3, 6, 7]},
         {"rms": "big"},
+        {"cfg": None},
     ],
 )
 def test_records_that_lie_about_themselves_are_passed_over(store, lie):
     generate(store, "a", prompt_mean(1))
     entry = store.entries()[0]
-    tensors = store.read(entry.id, [f"cond.{i}{s}" for i in range(20) for s in ("", ".scale")])
+    tensors = store.read(entry.id, ["scales", "first", *(f"d.{i}" for i in range(20))])
     store.clear()
     store.put(Draft(entry.partition, "x", {**entry.meta, **lie}, tensors, entry.signature))
     latent, run, calls = generate(store, "b", prompt_mean(1))
@@ -164,7 +165,7 @@ def test_records_that_lie_about_themselves_are_passed_over(store, lie):
 def test_a_record_without_its_tensors_is_dropped_and_the_run_goes_on(store):
     generate(store, "a", prompt_mean(1))
     entry = store.entries()[0]
-    first = store.read(entry.id, ["cond.first"])
+    first = store.read(entry.id, ["first"])
     store.clear()
     store.put(Draft(entry.partition, "x", entry.meta, first, entry.signature))
     latent, run, calls = generate(store, "b", prompt_mean(1))

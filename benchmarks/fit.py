@@ -1,0 +1,143 @@
+"""Fits a backbone's risk table to the rows of ``benchmarks.calibrate``.
+
+``python -m benchmarks.fit rows.json --name wan-tiny --out carnator/risk_tables/wan_tiny.json``
+
+Per sampler class and number of evaluations: a line ``dB = intercept - slope * log10(D0)`` by least
+squares with slope >= 0, and the spread of its residuals. Intercepts are made not to fall with the
+number of evaluations, so that acceptance is monotone in D0, in the budget and in the plan. A third
+of the pairs is kept out of the fit: on them the printed share of broken promises is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from carnator.risk import D0_FLOOR, PRESETS, RiskTable, Row
+
+MAX_D0 = 1.0  # pairs beyond it are told apart from the rest, not fitted
+GUARD_QUANTILE = 0.75  # of final deviation over the guard's sum
+
+
+def kept_out(row: dict) -> bool:
+    """Every third pair, by its seed, tests the fit instead of making it."""
+    return row["seed"] % 3 == 0
+
+
+def usable(row: dict) -> bool:
+    return row["log10_d0"] <= math.log10(MAX_D0)
+
+
+def line(rows: list[dict]) -> tuple[float, float, float]:
+    """Intercept, slope >= 0 and residual spread of dB over log10 D0."""
+    x = np.array([max(r["log10_d0"], math.log10(D0_FLOOR)) for r in rows])
+    y = np.array([r["psnr_db"] for r in rows])
+    slope = max(0.0, -float(np.cov(x, y, bias=True)[0, 1] / max(x.var(), 1e-9)))
+    intercept = float((y + slope * x).mean())
+    return intercept, slope, float((y - intercept + slope * x).std())
+
+
+def fit(rows: list[dict]) -> tuple[Row, ...]:
+    """One row per spacing and number of evaluations. Plans of one spacing share a slope: crossing
+    lines would let a longer plan promise less than a shorter one."""
+    out: list[Row] = []
+    for late in sorted({r["late"] for r in rows}):
+        by_count: dict[int, list[dict]] = defaultdict(list)
+        for row in rows:
+            if row["late"] == late:
+                by_count[row["evaluations"]].append(row)
+        counts = sorted(n for n, group in by_count.items() if len(group) >= 20)
+        slope = float(np.mean([line(by_count[n])[1] for n in counts]))
+        highest = -math.inf
+        for n in counts:
+            x = np.array([max(r["log10_d0"], math.log10(D0_FLOOR)) for r in by_count[n]])
+            rest = np.array([r["psnr_db"] for r in by_count[n]]) + slope * x
+            highest = max(highest, float(rest.mean()))
+            spread = float(rest.std())
+            out.append(Row(n, late, round(highest, 2), round(slope, 2), round(spread, 2)))
+    return tuple(out)
+
+
+def guard_factor(rows: list[dict], peak: float) -> float:
+    """Final deviation over the guard's sum, as a quantile over all rows that spent anything."""
+    ratios = [
+        math.sqrt(peak**2 * 10 ** (-r["psnr_db"] / 10) / r["spent"])
+        for r in rows
+        if r["spent"] > 1e-12
+    ]
+    return round(float(np.quantile(ratios, GUARD_QUANTILE)), 3)
+
+
+def judge(table: RiskTable, kind: str, rows: list[dict], budget: float) -> dict[str, float]:
+    """How acceptance does on pairs the fit has not seen: share accepted, evaluations, mean dB,
+    share of accepted ones below the budget, share of refused ones that would have kept it."""
+    pairs: dict[tuple, list[dict]] = defaultdict(list)
+    for row in rows:
+        pairs[(row["donor"], row["target"], row["seed"], row["total"])].append(row)
+    got, counts, wasted, refused = [], [], 0, 0
+    for group in pairs.values():
+        total, d0 = group[0]["total"], 10 ** group[0]["log10_d0"]
+        chosen = table.choose(kind, total, d0, budget)
+        wanted = (chosen.evaluations, chosen.late) if chosen else None
+        hit = next((r for r in group if (r["evaluations"], r["late"]) == wanted), None)
+        if hit is None:
+            refused += 1
+            wasted += any(r["psnr_db"] >= budget for r in group if r["evaluations"] <= 0.75 * total)
+            continue
+        got.append(hit["psnr_db"])
+        counts.append(hit["evaluations"])
+    return {
+        "pairs": len(pairs),
+        "accepted": len(got) / max(1, len(pairs)),
+        "evaluations": float(np.mean(counts)) if counts else math.nan,
+        "mean_db": float(np.mean(got)) if got else math.nan,
+        "min_db": min(got, default=math.nan),
+        "below_budget": float(np.mean([g < budget for g in got])) if got else math.nan,
+        "refused_but_fine": wasted / max(1, refused),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    data = json.loads(options.rows.read_text(encoding="utf-8"))
+    rows = [r for r in data["rows"] if usable(r)]
+    made = [r for r in rows if not kept_out(r)]
+    kinds = {
+        k: fit([r for r in made if r["class"] == k]) for k in sorted({r["class"] for r in made})
+    }
+    guard = guard_factor(made, data["peak"])
+    table = RiskTable(options.name, data["architecture"], data["peak"], guard, MAX_D0, kinds)
+    for kind in kinds:
+        test = [r for r in data["rows"] if r["class"] == kind and kept_out(r)]
+        for preset, budget in PRESETS.items():
+            seen = judge(table, kind, test, budget)
+            print(kind, preset, " ".join(f"{k}={v:.3g}" for k, v in seen.items()))
+    lists = {
+        kind: [[r.evaluations, r.late, r.intercept, r.slope, r.spread] for r in rows]
+        for kind, rows in kinds.items()
+    }
+    text = json.dumps(
+        {
+            "name": table.name,
+            "architecture": table.architecture,
+            "peak": table.peak,
+            "guard": table.guard,
+            "ceiling": table.ceiling,
+            "kinds": lists,
+        },
+        indent=1,
+    )
+    options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""What does Carnator cost where it cannot help? ``python -m benchmarks.overhead [--json PATH]``
+
+The embedded host runs the same request plainly and with Carnator, in turns, where no donor can be
+used: with an empty store, and with a store full of earlier generations that must be refused. Both
+record the run, as a user's would. The latents must be equal to the last bit. The background
+writing is waited for between runs and not part of the time; how long it takes is told apart.
+``--comfy`` measures the same inside ComfyUI (found at $COMFYUI_PATH or ~/comfy/ComfyUI, and
+started with its requirements installed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from carnator.demo import captions, host
+from carnator.demo.model import BUNDLED, EmbeddedModel
+from carnator.request import Settings
+from carnator.store import Store
+
+PROMPT = "red circle left and blue square still on gray"
+# As many donors as the shortlist takes, so that all of them are looked at and refused.
+OTHERS = (
+    "yellow triangle up on white",
+    "cyan square still and magenta triangle right on black",
+    "green circle down on white",
+    "magenta square left on black",
+    "blue circle right and red triangle up on black",
+    "cyan triangle down on gray",
+    "yellow square still on black",
+    "green triangle left and cyan circle up on white",
+)
+STRICTEST_DB = 80.0  # no plan is trusted to keep that, so that every donor is refused
+
+
+class Timed(Protocol):
+    """A finished run: its latent, the seconds of the sampler, the report if there was one."""
+
+    latent: Tensor
+    seconds: float
+    report: Any
+
+
+class Host(Protocol):
+    """One of the two hosts. Without ``settings`` a run is plain."""
+
+    name: str
+    store: Any
+
+    def run(self, prompt: str, settings: dict[str, Any] | None = None) -> Timed: ...
+
+
+class Mismatch(AssertionError):
+    """A run that should have been untouched differed from the plain one."""
+
+
+def compare(
+    name: str, plain: Callable[[], Timed], watched: Callable[[], Timed], turns: int
+) -> dict[str, float | str | int]:
+    """Medians over ``turns`` pairs of runs, the order within a pair changing every time."""
+    times: dict[str, list[float]] = {"plain": [], "watched": []}
+    results: dict[str, Timed] = {}
+    for turn in tqdm(range(turns), desc=name, unit="pair"):
+        for which in ("plain", "watched") if turn % 2 else ("watched", "plain"):
+            results[which] = (plain if which == "plain" else watched)()
+            times[which].append(results[which].seconds)
+        report = results["watched"].report
+        if report is not None and report.decision != "miss":
+            raise Mismatch(f"The run was to be a miss and was {report.decision}: {report.reason}.")
+        if not torch.equal(results["plain"].latent, results["watched"].latent):
+            raise Mismatch("A run that found no donor gave another latent than the plain run.")
+    return figures(name, times["plain"], times["watched"])
+
+
+def figures(name: str, plain: list[float], watched: list[float]) -> dict[str, float | str | int]:
+    """Overhead as median of the paired differences, in ms and in percent of a plain run."""
+    typical = statistics.median(plain)
+    extra = statistics.median(w - p for p, w in zip(plain, watched, strict=True))
+    return {
+        "case": name,
+        "pairs": len(plain),
+        "plain_ms": round(1000 * typical, 2),
+        "overhead_ms": round(1000 * extra, 2),
+        "overhead_percent": round(100 * extra / typical, 2),
+        "allowed_ms": round(1000 * (0.02 * typical + 0.002), 2),
+    }
+
+
+@dataclass
+class Embedded:
+    """The embedded host."""
+
+    model: EmbeddedModel
+    steps: int
+    store: Store
+    name: str = "embedded host"
+
+    def run(self, prompt: str, settings: dict[str, Any] | None = None) -> host.Result:
+        return host.generate(
+            self.model,
+            captions.parse(prompt),
+            steps=self.steps,
+            settings=None if settings is None else Settings(**settings),
+            store=self.store,
+        )
+
+
+def misses(where: Host, turns: int) -> list[dict[str, float | str | int]]:
+    """Both kinds of miss in one host, whose store is empty."""
+    strict = {"preset": "custom", "budget_db": STRICTEST_DB}
+    where.run(PROMPT)
+
+    def watched() -> Timed:
+        result = where.run(PROMPT, strict)
+        where.store.flush()
+        for entry in where.store.entries():
+            if entry.id not in donors:
+                where.store.delete(entry.id)
+        return result
+
+    donors: set[str] = set()
+    cases = [compare(f"{where.name}, empty store", lambda: where.run(PROMPT), watched, turns)]
+    for other in OTHERS:
+        where.run(other, strict)
+    where.store.flush()
+    donors = {entry.id for entry in where.store.entries()}
+    name = f"{where.name}, {len(donors)} donors refused"
+    cases.append(compare(name, lambda: where.run(PROMPT), watched, turns))
+    return cases
+
+
+def writing(where: Host) -> float:
+    """Milliseconds that the background takes to write one record, after the run."""
+    where.store.clear()
+    where.run(PROMPT, {})
+    began = time.perf_counter()
+    where.store.flush()
+    return round(1000 * (time.perf_counter() - began), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=15, help="pairs of runs per case")
+    parser.add_argument("--steps", type=int, default=host.STEPS)
+    parser.add_argument("--model", type=Path, default=BUNDLED)
+    parser.add_argument("--comfy", action="store_true", help="also inside ComfyUI")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    torch.set_flush_denormal(True)
+    model = EmbeddedModel.load(options.model)
+    with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
+        embedded = Embedded(model, options.steps, store)
+        cases = misses(embedded, options.pairs)
+        written = writing(embedded)
+    if options.comfy:
+        from .comfy import opened
+
+        with opened(options.model, options.steps) as comfy:
+            cases += misses(comfy, options.pairs)
+    for case in cases:
+        print(
+            f"{case['case']}: plain {case['plain_ms']} ms, Carnator {case['overhead_ms']:+} ms "
+            f"({case['overhead_percent']:+} %; allowed {case['allowed_ms']} ms)"
+        )
+    print(f"Writing the record in the background took {written} ms")
+    if options.json:
+        data = {"summary": {"cases": cases, "writing_ms": written}}
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
