@@ -20,7 +20,7 @@ from .derivative import denoised_from, derivative
 from .matching import Match, blocked, match
 from .plan import Plan
 from .predict import Predictor, schedule_position
-from .recording import Recorder, draft, load
+from .recording import Recorder, draft, load, name_of
 from .report import Report, StepLog
 from .request import Evaluation, Probe, Request, Settings
 from .risk import Guard
@@ -237,7 +237,7 @@ class Run:
         self._recorder = None
         report.record = "not recorded: only dense runs are"
         report.donor = verdict.donor.id
-        report.donor_label = str(verdict.donor.meta.get("label", ""))
+        report.donor_label = name_of(verdict.donor)
 
     def _load(self, verdict: Match, x: Tensor) -> None:
         """Read the donor's part of the schedule and set up the predictor or the exact service."""

@@ -32,10 +32,12 @@ def schedule_position(sigmas: Sequence[float]) -> Callable[[float], float]:
 
 def token_error(a: Tensor, b: Tensor) -> Tensor:
     """Mean squared difference over channels, smoothed over 3x3x3 tokens: [B, C, F, H, W] to
-    [B, 1, F, H, W]. Image latents [B, C, H, W] are smoothed over 3x3."""
+    [B, 1, F, H, W]. Image latents [B, C, H, W] are smoothed over 3x3, and an axis of one or two
+    tokens is not smoothed."""
     error = (a - b).square().mean(1, keepdim=True)
     pool = F.avg_pool3d if error.ndim == 5 else F.avg_pool2d
-    return pool(error, 3, 1, 1, count_include_pad=False)
+    size = [3 if n >= 3 else 1 for n in error.shape[2:]]
+    return pool(error, size, 1, [n // 2 for n in size], count_include_pad=False)
 
 
 class Predictor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -78,6 +79,12 @@ def sound(entry: Entry) -> bool:
         and isinstance(meta.get("rms"), float)
         and isinstance(meta.get("cfg"), float)
     )
+
+
+def name_of(entry: Entry) -> str:
+    """What to call a record in front of a person: its prompt where the host knows it."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.created))
+    return str(entry.meta.get("label") or "") or f"seed {entry.meta.get('seed')}, made {when}"
 
 
 def first_derivative(entry: Entry, store: Store) -> Branches:

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 PRESETS = {"faithful": 36.0, "balanced": 31.0, "fast": 27.0}  # dB against the own dense run
 SLACK = 0.25  # share of the budget that may be spent at any time
@@ -74,8 +74,8 @@ class RiskTable:
 @cache
 def _tables() -> dict[str, RiskTable]:
     found = {}
-    for file in sorted(resources.files("carnator.risk_tables").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".json"):
+    for file in sorted(Path(__file__).with_name("risk_tables").iterdir()):
+        if file.suffix == ".json":
             data = json.loads(file.read_text())
             kinds = {kind: tuple(Row(*row) for row in rows) for kind, rows in data["kinds"].items()}
             table = RiskTable(

@@ -141,6 +141,7 @@ def test_token_error_and_weights():
     assert token_error(a, a + 1).shape == (1, 1, 3, 4, 4)
     assert torch.allclose(token_error(a, a + 1), torch.ones(1, 1, 3, 4, 4))
     assert token_error(a[:, :, 0], a[:, :, 0] + 2).shape == (1, 1, 4, 4)
+    assert token_error(a[:, :, :1], a[:, :, :1] + 1).shape == (1, 1, 1, 4, 4), "one frame"
     assert float(mix_weight(torch.tensor(1.0), torch.tensor(0.0))) == 1
     assert float(mix_weight(torch.tensor(0.0), torch.tensor(0.0))) == 0
 

@@ -1,0 +1,129 @@
+"""Carnator Accelerate: the one-node way in."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..carnator.noise import POLICIES
+from ..carnator.request import Settings
+from ..carnator.risk import PRESETS
+from . import host
+from .store import CarnatorStoreType, chosen_store
+
+CATEGORY = "Carnator"
+SPARSE = ("off", "auto")
+
+
+def preset_input(**kwargs: object) -> io.Combo.Input:
+    return io.Combo.Input(
+        "preset",
+        options=[*PRESETS, "custom"],
+        default="balanced",
+        tooltip="How near the result has to stay to the one you would get without reuse. faithful: "
+        "hard to tell apart. balanced: the same clip. fast: small differences in detail. custom: "
+        "the number in budget_db.",
+        **kwargs,
+    )
+
+
+def budget_input() -> io.Float.Input:
+    return io.Float.Input(
+        "budget_db",
+        default=PRESETS["balanced"],
+        min=10.0,
+        max=80.0,
+        step=0.5,
+        advanced=True,
+        tooltip="For the preset custom: expected deviation from the run without reuse, as latent "
+        "PSNR in dB. More is stricter.",
+    )
+
+
+def record_input() -> io.Boolean.Input:
+    return io.Boolean.Input(
+        "record",
+        default=True,
+        advanced=True,
+        tooltip="Keep runs that found nothing to reuse, so that later ones can build on them.",
+    )
+
+
+def exact_input() -> io.Boolean.Input:
+    return io.Boolean.Input(
+        "exact_hits",
+        default=True,
+        advanced=True,
+        tooltip="Serve a request that was made before from its record, after one evaluation to "
+        "make sure that the model still gives the same.",
+    )
+
+
+def sparse_input() -> io.Combo.Input:
+    return io.Combo.Input(
+        "sparse_attention",
+        options=list(SPARSE),
+        default="off",
+        advanced=True,
+        tooltip="Reuse of attention connectivity. Not in this version: both settings do the same.",
+    )
+
+
+class CarnatorAccelerate(io.ComfyNode):
+    """MODEL in, MODEL out; everything else in the graph stays as it is."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CarnatorAccelerate",
+            display_name="Carnator Accelerate",
+            category=CATEGORY,
+            description="Makes the next generation cheaper by what earlier ones computed. Connect "
+            "it between the model and the sampler; the first run of its kind is recorded, small "
+            "changes to it (words, CFG, steps, LoRA) then need fewer model evaluations.",
+            search_aliases=["cache", "speed up", "reuse", "faster", "easycache", "teacache"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model to accelerate, with its LoRAs applied."),
+                preset_input(),
+                io.Combo.Input(
+                    "noise_policy",
+                    options=list(POLICIES),
+                    default="keep",
+                    tooltip="keep: the noise of your seed, so reuse needs a fixed seed. bank: the "
+                    "seed picks one of 16 shared noises, so that runs with different seeds can "
+                    "build on each other.",
+                ),
+                io.Boolean.Input(
+                    "enabled",
+                    default=True,
+                    tooltip="Off: the model passes through untouched.",
+                ),
+                budget_input(),
+                record_input(),
+                exact_input(),
+                sparse_input(),
+                CarnatorStoreType.Input(
+                    "store",
+                    optional=True,
+                    tooltip="From Carnator Store; unconnected, the store is in the user folder.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="The accelerated model.")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: io.Model.Type,
+        preset: str,
+        noise_policy: str,
+        enabled: bool,
+        budget_db: float = PRESETS["balanced"],
+        record: bool = True,
+        exact_hits: bool = True,
+        sparse_attention: str = "off",
+        store: host.StoreChoice | None = None,
+    ) -> io.NodeOutput:
+        settings = Settings(preset, budget_db, noise_policy, record=record, exact_hits=exact_hits)
+        if not enabled:
+            return io.NodeOutput(host.detach(model))
+        return io.NodeOutput(host.attach(model, settings, store or chosen_store()))

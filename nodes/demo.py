@@ -1,0 +1,178 @@
+"""Nodes around the bundled tiny models: everything the demo workflows need, nothing to download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import comfy.sd
+import torch
+from comfy_api.latest import io
+
+from ..carnator.demo import captions, clips
+from . import host
+from .pictures import enlarge
+
+MODELS = Path(__file__).parents[1] / "carnator" / "demo" / "models"
+CATEGORY = "Carnator/demo"
+EXAMPLE = "red circle left and blue square still on gray"
+
+
+def bundled() -> list[str]:
+    """Names of the models in the pack."""
+    return sorted(p.stem for p in MODELS.glob("*.safetensors")) or ["wan_tiny"]
+
+
+class CarnatorLoadDemoModel(io.ComfyNode):
+    """Loads a bundled model through the host's own loader for diffusion models."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CarnatorLoadDemoModel",
+            display_name="Carnator Load Demo Model",
+            category=CATEGORY,
+            description="Loads a tiny video model that comes with Carnator: 4 frames of coloured "
+            "shapes, made in seconds on a CPU. For trying things out without a download.",
+            search_aliases=["tiny wan", "test model"],
+            inputs=[
+                io.Combo.Input(
+                    "model_name", options=bundled(), tooltip="The bundled model to load."
+                ),
+                io.Float.Input(
+                    "shift",
+                    default=5.0,
+                    min=0.1,
+                    max=100.0,
+                    step=0.1,
+                    advanced=True,
+                    tooltip="Shift of the noise schedule; 5 is what the model is tuned for.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="The model, for a sampler or Carnator Accelerate.")],
+        )
+
+    @classmethod
+    def execute(cls, model_name: str, shift: float = 5.0) -> io.NodeOutput:
+        path = MODELS / f"{model_name}.safetensors"
+        if model_name not in bundled() or not path.is_file():
+            raise ValueError(
+                f"There is no bundled model {model_name!r} in {MODELS}: reinstall the pack, or "
+                f"choose one of {', '.join(bundled())}."
+            )
+        model = comfy.sd.load_diffusion_model(str(path))
+        return io.NodeOutput(host.with_shift(model, shift))
+
+
+class CarnatorDemoCaption(io.ComfyNode):
+    """Text to the embedding the bundled models were trained on."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CarnatorDemoCaption",
+            display_name="Carnator Demo Caption",
+            category=CATEGORY,
+            description="Encodes a caption for the demo model: one or two things (colour, shape, "
+            f"motion) and a background, such as {EXAMPLE!r}. Empty is the negative prompt.",
+            search_aliases=["prompt", "text encode"],
+            inputs=[
+                io.String.Input(
+                    "text",
+                    default=EXAMPLE,
+                    multiline=True,
+                    tooltip=f"Colours: {', '.join(captions.COLORS)}. Shapes: "
+                    f"{', '.join(captions.SHAPES)}. Motions: {', '.join(captions.MOTIONS)}. "
+                    f"Backgrounds: {', '.join(captions.BACKGROUNDS)}.",
+                )
+            ],
+            outputs=[io.Conditioning.Output(tooltip="For the positive or negative of a sampler.")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, text: str | None = None) -> bool | str:
+        """Tells a caption that cannot be read before anything is queued."""
+        if text and text.strip():
+            try:
+                captions.parse(text)
+            except ValueError as error:
+                return str(error)
+        return True
+
+    @classmethod
+    def execute(cls, text: str) -> io.NodeOutput:
+        caption = captions.parse(text) if text.strip() else None
+        return io.NodeOutput([[captions.embed(caption)[None], {}]])
+
+
+class CarnatorDemoEmptyLatent(io.ComfyNode):
+    """An empty latent of the size the bundled models were trained on."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CarnatorDemoEmptyLatent",
+            display_name="Carnator Demo Empty Latent",
+            category=CATEGORY,
+            description="An empty latent for the demo model: 4 frames of 32 x 32 pixels.",
+            search_aliases=["empty video"],
+            inputs=[
+                io.Int.Input(
+                    "frames",
+                    default=clips.FRAMES,
+                    min=1,
+                    max=16,
+                    advanced=True,
+                    tooltip="Frames of the clip; the model was trained on 4.",
+                )
+            ],
+            outputs=[io.Latent.Output(tooltip="For a sampler.")],
+        )
+
+    @classmethod
+    def execute(cls, frames: int = clips.FRAMES) -> io.NodeOutput:
+        side = clips.SIZE // clips.FOLD
+        return io.NodeOutput({"samples": torch.zeros(1, clips.CHANNELS, frames, side, side)})
+
+
+class CarnatorDemoDecode(io.ComfyNode):
+    """Unfolds a latent of the demo model into frames; no VAE takes part."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CarnatorDemoDecode",
+            display_name="Carnator Demo Decode",
+            category=CATEGORY,
+            description="Turns a latent of the demo model into frames. The latent is a fold of the "
+            "pixels, so there is no VAE.",
+            search_aliases=["vae decode"],
+            inputs=[
+                io.Latent.Input("latent", tooltip="The sampled latent."),
+                io.Model.Input("model", tooltip="The demo model that made it."),
+                io.Int.Input(
+                    "enlarge",
+                    default=8,
+                    min=1,
+                    max=32,
+                    tooltip="Every pixel is shown this many times in both directions.",
+                ),
+            ],
+            outputs=[io.Image.Output(tooltip="The frames, as a batch of images.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, latent: io.Latent.Type, model: io.Model.Type, enlarge: int = 8
+    ) -> io.NodeOutput:
+        samples = latent["samples"]
+        if samples.ndim != 5 or samples.shape[1] != clips.CHANNELS:
+            raise ValueError(
+                f"A latent of shape {list(samples.shape)} is not one of the demo model: use [1, "
+                f"{clips.CHANNELS}, frames, rows, columns], from Carnator Demo Empty Latent."
+            )
+        clip = clips.to_clip(host.model_space(model, samples.cpu()))
+        frames = clip.permute(0, 2, 3, 4, 1).flatten(0, 1).add(1).div(2)
+        return io.NodeOutput(magnified(frames, enlarge))
+
+
+magnified = enlarge

@@ -1,0 +1,124 @@
+"""The host tests' surroundings: a real ComfyUI, imported in this process on the CPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helpers, in importlib mode too
+
+from harness import HOST, ROOT, part
+
+collect_ignore_glob: list[str] = []
+if HOST is None:
+    warnings.warn(
+        "HOST TESTS SKIPPED: no ComfyUI found. Set COMFYUI_PATH to a checkout to run them.",
+        stacklevel=1,
+    )
+    collect_ignore_glob = ["test_*.py"]
+else:
+    # The host reads its command line once, at the import of comfy.cli_args.
+    argv, sys.argv = sys.argv, ["main.py", "--cpu", "--use-pytorch-cross-attention"]
+    sys.path.insert(0, str(HOST))
+    try:
+        import comfy.options
+
+        comfy.options.enable_args_parsing()
+        import comfy.cli_args
+    finally:
+        sys.argv = argv
+    import torch
+
+    torch.set_flush_denormal(True)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if HOST is None:
+        terminalreporter.write_line("HOST TESTS SKIPPED: no ComfyUI found (set COMFYUI_PATH).")
+
+
+@pytest.fixture(scope="session")
+def small_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A very small model with random weights: enough for everything but the quality of reuse."""
+    return write_random(tmp_path_factory.mktemp("small") / "small.safetensors", 0)
+
+
+def write_random(path: Path, seed: int) -> Path:
+    wan, train = part("carnator.demo.wan"), part("carnator.demo.train")
+    config = wan.WanConfig(dim=48, ffn_dim=96, num_heads=2, num_layers=2)
+    model = wan.WanTransformer(config)
+    train.initialise(model, seed)
+    torch.nn.init.normal_(model.head.head.weight, std=0.02)
+    train.save_model(path, model.state_dict(), config)
+    return path
+
+
+@pytest.fixture(scope="session")
+def demo_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled demo model, or while there is none a checkpoint of its training
+    ($CARNATOR_EARLY_WEIGHTS)."""
+    bundled = ROOT / "carnator" / "demo" / "models" / "wan_tiny.safetensors"
+    if bundled.is_file():
+        return bundled
+    early = os.environ.get("CARNATOR_EARLY_WEIGHTS")
+    if not early:
+        pytest.skip("there is no bundled demo model")
+    from safetensors.torch import load_file
+
+    wan, train = part("carnator.demo.wan"), part("carnator.demo.train")
+    path = tmp_path_factory.mktemp("model") / "wan_tiny.safetensors"
+    state = {k[8:]: v for k, v in load_file(early).items() if k.startswith("average.")}
+    train.save_model(path, state, wan.WanConfig())
+    return path
+
+
+def load(path: Path) -> Any:
+    import comfy.sd
+
+    return part("nodes.host").with_shift(comfy.sd.load_diffusion_model(str(path)), 5.0)
+
+
+@pytest.fixture(scope="session")
+def small_model(small_file: Path) -> Any:
+    """The small model as the host loads it, with the shift the demo uses."""
+    return load(small_file)
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model of the same build with other weights."""
+    return load(write_random(tmp_path_factory.mktemp("other") / "other.safetensors", 1))
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo_file: Path) -> Any:
+    return load(demo_file)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """A store of its own for one test."""
+    choice = part("nodes.host").StoreChoice(tmp_path / "store", 2**30)
+    yield choice
+    choice.open().close()
+
+
+@pytest.fixture(autouse=True)
+def no_internal_error(caplog: pytest.LogCaptureFixture) -> Any:
+    """The engine survives its own faults, so a test has to look for them in the log."""
+    yield
+    for phase in ("setup", "call"):
+        for record in caplog.get_records(phase):
+            assert "internal error" not in record.getMessage()
+
+
+@pytest.fixture(autouse=True)
+def as_the_host_runs_nodes() -> Any:
+    """The host's executor runs every node in inference mode."""
+    with torch.inference_mode():
+        yield
