@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["comfy_entrypoint"]
+__all__ = ["WEB_DIRECTORY", "comfy_entrypoint"]
+
+WEB_DIRECTORY = "./web"  # what the editor loads: the text of Carnator Report
 
 
 async def comfy_entrypoint() -> Any:

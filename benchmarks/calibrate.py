@@ -31,9 +31,9 @@ from .batch import LATENT_PEAK, WORD_KINDS, Batch, held_out_pairs, psnr_each
 from .fidelity import PAIR_SEED
 
 CALIBRATION_SEED = 2
-PLANS = (5, 6, 7, 8, 10, 12, 15, 18)
-LATES = (0.5, 0.75)
-CFGS = (2.0, 3.0, 3.5, 4.0)
+PLANS = (5, 6, 7, 8, 10, 12, 15)
+LATES = (0.5,)
+CFGS = (3.0, 3.5, 5.0, 6.0)
 STEP_COUNTS = (20, 24, 40)
 LORAS = (0.03, 0.05, 0.1)
 CHANGES = (*WORD_KINDS, "unrelated", "cfg", "steps", "lora")

@@ -24,12 +24,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from carnator.demo import clips, host, quality
+from carnator.demo import host, quality
 from carnator.demo.captions import Caption
 from carnator.demo.model import BUNDLED, EmbeddedModel
+from carnator.recording import load
 from carnator.request import Settings
 from carnator.risk import PRESETS
 from carnator.store import Store
+from carnator.trajectory import Trajectory
 
 from .batch import WORD_KINDS, Batch, Pair, held_out_pairs, psnr_each
 
@@ -73,43 +75,48 @@ def chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
 def measure(
     model: EmbeddedModel, pairs: Sequence[Pair], counts: Sequence[int], preset: str, bar: tqdm
 ) -> list[Measured]:
-    """Measure pairs that share their settings: curves in one batch, Carnator's runs one by one."""
-    seeds = [p.seed for p in pairs]
-    cfgs = [p.target_cfg for p in pairs]
-    steps = pairs[0].target_steps
-    sources = Batch.of(model, [p.donor for p in pairs], seeds, cfgs, steps)
-    targets = Batch.of(model, [p.target for p in pairs], seeds, cfgs, steps)
-    shown, donors = sources.dense(record=True)
-    reference, _ = targets.dense()
-    bar.update(2 * len(pairs))
-    out = []
-    clip_db, d0 = psnr_each(shown, reference), targets.d0(donors, cfgs)
-    for pair, db, first in zip(pairs, clip_db, d0, strict=True):
-        names = (pair.kind, str(pair.donor), str(pair.target))
-        out.append(Measured(*names, pair.seed, first, db, {m: {} for m in METHODS}))
+    """Run pairs that share their settings through Carnator one by one, as a user would; for the
+    accepted ones measure the curves of all methods in one batch."""
+    out, donors, references = [], [], []
+    for pair in pairs:
+        measured, reference, donor = accept(model, pair, preset)
+        out.append(measured)
+        bar.update()
+        if donor is not None:
+            donors.append(donor)
+            references.append(reference)
+    hits = [(p, m) for p, m in zip(pairs, out, strict=True) if m.accepted]
+    if not hits:
+        return out
+    chosen = [p for p, _ in hits]
+    targets = Batch.of(
+        model,
+        [p.target for p in chosen],
+        [p.seed for p in chosen],
+        [p.target_cfg for p in chosen],
+        chosen[0].target_steps,
+    )
     for n in counts:
         runs = {
             "plain": targets.with_steps(n).dense()[0],
             "own": targets.planned(targets.plan(n, OWN_LATE), None)[0],
-            "donor": targets.planned(targets.plan(n), donors)[0],
+            "donor": targets.planned(targets.plan(n, OWN_LATE), donors)[0],
         }
         for method, latents in runs.items():
-            for m, db in zip(out, psnr_each(latents, reference), strict=True):
+            dbs = psnr_each(latents, torch.cat(references))
+            for (_, m), db in zip(hits, dbs, strict=True):
                 m.curves[method][n] = db
-        bar.update(len(pairs))
-    for pair, m, latent in zip(pairs, out, reference, strict=True):
-        accept(model, pair, m, latent, preset)
-        bar.update()
+        bar.set_postfix(curves=n)
     return out
 
 
 def accept(
-    model: EmbeddedModel, pair: Pair, m: Measured, reference: torch.Tensor, preset: str
-) -> None:
-    """Run the pair through Carnator as a user would, with the donor alone in the store."""
-    quiet = Settings(preset=preset, record=False)
+    model: EmbeddedModel, pair: Pair, preset: str
+) -> tuple[Measured, torch.Tensor, Trajectory | None]:
+    """Run a pair through Carnator with the donor alone in the store: what happened, the target's
+    own dense latent, and on a hit the donor's trajectory."""
 
-    def run(caption: Caption, settings: Settings) -> host.Result:
+    def run(caption: Caption, settings: Settings | None) -> host.Result:
         return host.generate(
             model,
             caption,
@@ -121,17 +128,29 @@ def accept(
         )
 
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
-        run(pair.donor, Settings(preset=preset))
+        shown = run(pair.donor, Settings(preset=preset))
         store.flush()
-        result = run(pair.target, quiet)
-    assert result.report is not None
-    m.decision, m.reason = result.report.decision, result.report.reason
-    m.evaluations = result.report.evaluations
-    m.psnr_db = psnr_each(result.latent, reference[None])[0]
-    dense_clip = clips.to_clip(reference)
-    m.clip_psnr_db = quality.psnr(result.clip, dense_clip)
-    m.attributes_right = quality.attributes_right(result.clip, pair.target)
-    m.dense_attributes_right = quality.attributes_right(dense_clip, pair.target)
+        result = run(pair.target, Settings(preset=preset, record=False))
+        report = result.report
+        assert report is not None
+        hit = report.decision in ("hit", "exact")
+        dense = run(pair.target, None) if hit else result
+        levels = host.simple_sigmas(pair.target_steps).tolist()[:-1]
+        donor = load(store, store.entries()[0], levels)[0] if hit else None
+    names = (pair.kind, str(pair.donor), str(pair.target), pair.seed, report.d0 or 0.0)
+    measured = Measured(
+        *names,
+        donor_clip_db=psnr_each(shown.latent, dense.latent)[0],
+        curves={m: {} for m in METHODS},
+        decision=report.decision,
+        reason=report.reason,
+        evaluations=report.evaluations,
+        psnr_db=psnr_each(result.latent, dense.latent)[0],
+        clip_psnr_db=quality.psnr(result.clip, dense.clip),
+        attributes_right=quality.attributes_right(result.clip, pair.target),
+        dense_attributes_right=quality.attributes_right(dense.clip, pair.target),
+    )
+    return measured, dense.latent, donor
 
 
 def needed(curve: dict[int, float], psnr_db: float, total: int) -> float:
@@ -182,7 +201,6 @@ def summarise(
         "attributes_right": mean([m.attributes_right for m in hits]),
         "dense_attributes_right": mean([m.dense_attributes_right for m in hits]),
         "all_dense_attributes_right": mean([m.dense_attributes_right for m in measured]),
-        "mean_curves": curve(measured),
         "accepted_curves": curve(hits),
         "kinds": {
             k: {
@@ -190,7 +208,6 @@ def summarise(
                 "accepted": sum(m.accepted for m in group),
                 "mean_d0": mean([m.d0 for m in group]),
                 "accepted_psnr_db": mean([m.psnr_db for m in group if m.accepted]),
-                "curves": curve(group),
             }
             for k, group in by_kind.items()
         },
@@ -199,11 +216,11 @@ def summarise(
 
 def text(summary: dict, counts: Sequence[int]) -> str:
     """The summary for a terminal."""
-    lines = ["mean PSNR (dB) against the own dense run, all pairs"]
+    lines = ["mean PSNR (dB) against the own dense run, accepted pairs"]
     lines.append("evaluations  " + "".join(f"{n:>7}" for n in counts))
     for method in METHODS:
-        curve = summary["mean_curves"][method]
-        lines.append(f"{method:<13}" + "".join(f"{curve[n]:7.1f}" for n in counts))
+        curve = summary["accepted_curves"][method]
+        lines.append(f"{method:<13}" + "".join(f"{curve[n] or 0:7.1f}" for n in counts))
     for kind, group in summary["kinds"].items():
         reached = group["accepted_psnr_db"]
         psnr = "" if reached is None else f", {reached:.1f} dB"
@@ -235,10 +252,10 @@ def main() -> None:
     torch.set_flush_denormal(True)
     model = EmbeddedModel.load(options.model)
     counts = QUICK_COUNTS if options.quick else COUNTS
-    per_kind = options.pairs or (7 if options.quick else 24)
+    per_kind = options.pairs or (10 if options.quick else 24)
     pairs = held_out_pairs(PAIR_SEED, (*WORD_KINDS, "unrelated"), per_kind)
     measured = []
-    with tqdm(total=len(pairs) * (3 + len(counts)), unit="run") as bar:
+    with tqdm(total=len(pairs), unit="pair") as bar:
         for chunk in chunks(pairs):
             measured += measure(model, chunk, counts, options.preset, bar)
     summary = summarise(measured, counts, options.preset)
@@ -249,7 +266,8 @@ def main() -> None:
     if options.plot:
         from .plot import fidelity_plot
 
-        fidelity_plot(summary, counts, options.plot)
+        hits = [(m.evaluations, m.psnr_db) for m in measured if m.accepted]
+        fidelity_plot(summary, counts, hits, options.plot)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 ``python -m benchmarks.fit rows.json --name wan-tiny --out carnator/risk_tables/wan_tiny.json``
 
-Per sampler class and number of evaluations: a line ``dB = intercept - slope * log10(D0)`` by least
-squares with slope >= 0, and the spread of its residuals. Intercepts are made not to fall with the
-number of evaluations, so that acceptance is monotone in D0, in the budget and in the plan. A third
-of the pairs is kept out of the fit: on them the printed share of broken promises is measured.
+Per sampler class, spacing and number of evaluations: a line ``dB = intercept - slope * log10(D0)``
+by least squares with slope >= 0, and the spread of its residuals; so acceptance is monotone in D0
+and in the budget. A third of the pairs is kept out of the fit: on them the printed share of broken
+promises is measured.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from carnator.risk import D0_FLOOR, PRESETS, RiskTable, Row
+from carnator.risk import D0_FLOOR, PRESETS, WORTH, RiskTable, Row
 
-MAX_D0 = 1.0  # pairs beyond it are told apart from the rest, not fitted
-GUARD_QUANTILE = 0.75  # of final deviation over the guard's sum
+MAX_D0 = 0.3  # pairs beyond it are refused, and so left out of the fit
+FEWEST = 10  # pairs a line is fitted to
+GUARD_QUANTILE = 0.5  # of final deviation over the guard's sum
 
 
 def kept_out(row: dict) -> bool:
@@ -43,24 +44,15 @@ def line(rows: list[dict]) -> tuple[float, float, float]:
 
 
 def fit(rows: list[dict]) -> tuple[Row, ...]:
-    """One row per spacing and number of evaluations. Plans of one spacing share a slope: crossing
-    lines would let a longer plan promise less than a shorter one."""
-    out: list[Row] = []
-    for late in sorted({r["late"] for r in rows}):
-        by_count: dict[int, list[dict]] = defaultdict(list)
-        for row in rows:
-            if row["late"] == late:
-                by_count[row["evaluations"]].append(row)
-        counts = sorted(n for n, group in by_count.items() if len(group) >= 20)
-        slope = float(np.mean([line(by_count[n])[1] for n in counts]))
-        highest = -math.inf
-        for n in counts:
-            x = np.array([max(r["log10_d0"], math.log10(D0_FLOOR)) for r in by_count[n]])
-            rest = np.array([r["psnr_db"] for r in by_count[n]]) + slope * x
-            highest = max(highest, float(rest.mean()))
-            spread = float(rest.std())
-            out.append(Row(n, late, round(highest, 2), round(slope, 2), round(spread, 2)))
-    return tuple(out)
+    """One row per spacing and number of evaluations."""
+    groups: dict[tuple[int, float], list[dict]] = defaultdict(list)
+    for row in rows:
+        groups[(row["evaluations"], row["late"])].append(row)
+    return tuple(
+        Row(n, late, *(round(v, 2) for v in line(group)))
+        for (n, late), group in sorted(groups.items())
+        if len(group) >= FEWEST
+    )
 
 
 def guard_factor(rows: list[dict], peak: float) -> float:
@@ -87,7 +79,9 @@ def judge(table: RiskTable, kind: str, rows: list[dict], budget: float) -> dict[
         hit = next((r for r in group if (r["evaluations"], r["late"]) == wanted), None)
         if hit is None:
             refused += 1
-            wasted += any(r["psnr_db"] >= budget for r in group if r["evaluations"] <= 0.75 * total)
+            wasted += any(
+                r["psnr_db"] >= budget for r in group if r["evaluations"] <= WORTH * total
+            )
             continue
         got.append(hit["psnr_db"])
         counts.append(hit["evaluations"])

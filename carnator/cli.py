@@ -182,7 +182,9 @@ def run_train(options: argparse.Namespace) -> None:
     from .demo.train import Recipe, train
     from .demo.wan import WanConfig
 
-    recipe = Recipe() if options.train_steps is None else Recipe(steps=options.train_steps)
+    recipe = (
+        Recipe() if options.train_steps is None else Recipe(steps=options.train_steps, restarts=())
+    )
     out = options.train_out or options.folder / "wan_tiny.safetensors"
     make_folder(out.parent, "--out")
     train(recipe, WanConfig(), options.folder, out)

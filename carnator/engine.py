@@ -60,21 +60,23 @@ class Run:
         self.match: Match | None = verdict
         self._given = probe
         self._attention: AttentionProbe | None = AttentionProbe()
-        self._recorder: Recorder | None = Recorder() if settings.record and store else None
         self._predictor: Predictor | None = None
         self._guard: Guard | None = None
         self._donor: Trajectory | None = None
         self._final: Tensor | None = None
         self._plan: Plan | None = None
         self._scope: Tensor | None = None
-        self._gap = 0.0
-        self._tightened = False
-        self._calls = 0
-        self._last_sigma = float("inf")
+        self._gap, self._tightened = 0.0, False
+        self._calls, self._last_sigma = 0, float("inf")
         self._evaluation_seconds = 0.0
         self._shape: tuple[int, ...] = ()
         self._began = time.perf_counter()
         rule = contract(request.sampler, request.sampler_options)
+        # Another kind of path begins with the same first evaluation: D0 could not tell it apart.
+        donates = settings.record and store is not None and rule.kind != "refused"
+        self._recorder = Recorder() if donates else None
+        if rule.why:
+            self.report.record = f"not recorded: {request.sampler!r} is no donor: {rule.why}"
         self._expected = rule.calls(request.sigmas) if len(request.sigmas) > 1 else []
 
     # What the host calls.
@@ -122,7 +124,7 @@ class Run:
             latent = self._final.to(device=latent.device, dtype=latent.dtype)
         elif self._recorder is not None:
             self._guarded(self._submit, latent)
-        log.info("[Carnator] %s", self.report.line())
+        self._guarded(lambda: log.info("[Carnator] %s", self.report.line()))
         return latent
 
     def abandon(self, reason: str) -> None:
@@ -144,7 +146,7 @@ class Run:
                 exc_info=log.isEnabledFor(logging.DEBUG),
             )
             self._go_dense(f"internal error ({type(error).__name__}: {error})")
-            self._recorder = None
+            self._recorder = self._attention = None
             return None
 
     def _go_dense(self, reason: str) -> None:
@@ -173,9 +175,8 @@ class Run:
 
     def _leave_contract(self, rising: bool, sigma: float) -> None:
         what = "rises again" if rising else "was not expected"
-        reason = (
-            f"the sampler {self.request.sampler!r} evaluates at sigma {sigma:.4f}, which {what}"
-        )
+        sampler = self.request.sampler
+        reason = f"the sampler {sampler!r} evaluates at sigma {sigma:.4f}, which {what}"
         self._recorder = None
         self.report.record = f"not recorded: {reason}"
         if self._donor is not None:
@@ -206,8 +207,7 @@ class Run:
                 self._scope = weight if self._scope is None else (self._scope + weight) / 2
         if self._recorder is not None and sigma > 0:
             self._recorder.add(x, sigma, evaluation.denoised, evaluation.cond, evaluation.uncond)
-        rms = None if error is None else error**0.5
-        self.report.steps.append(StepLog(call, sigma, "evaluated", rms))
+        self.report.steps.append(StepLog(call, sigma, "evaluated", error and error**0.5))
 
     def _start(self, x: Tensor, sigma: float, evaluation: Evaluation, seconds: float) -> None:
         """The probe is made: decide, and prepare what the decision needs."""
@@ -263,10 +263,8 @@ class Run:
         verdict = self._guard.add(self._gap, error, 1 - sigma / self._expected[0])
         self._gap = 0.0
         if verdict == "stop":
-            self._plan = self._plan.dense_after(call)
-            self.report.note(
-                f"From step {call + 1} on every step is evaluated: the predictions measured so "
-                f"far are expected to cost more than the budget."
+            self._go_dense(
+                "the predictions measured so far are expected to cost more than the budget"
             )
         elif verdict == "tighten":
             self._plan = self._plan.tightened(call)

@@ -60,13 +60,16 @@ def blocked(settings: Settings, request: Request, shape: tuple[int, ...]) -> str
 
 
 def candidates(probe: Probe, store: Store) -> list[Entry]:
-    """Shortlisted donors of the probe's partition that start at its sigma and share its shape."""
+    """Shortlisted donors of the probe's partition that start at its sigma, share its shape and
+    know at least half as many noise levels: a coarser path strays, whatever its D0."""
+    levels = sum(s > 0 for s in probe.request.sigmas)
     entries = [
         e
         for e in store.entries(probe.request.partition)
         if sound(e)
         and e.meta["shape"] == list(probe.x.shape)
         and same_sigma(e.meta["sigmas"][0], probe.sigma)
+        and 2 * len(set(e.meta["sigmas"])) >= levels
     ]
     # A repeated request must be found whatever its signature's rank.
     same = [e for e in entries if e.identity == probe.request.identity]
@@ -124,11 +127,7 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
     calls = rule.calls(request.sigmas)
     row = table.choose(rule.kind, len(calls), d0, settings.budget)
     if row is None:
-        best_db = table.best_db(rule.kind, len(calls), d0)
-        reason = (
-            f"the nearest earlier generation is too different (D0 {d0:.3g}; the best plan is "
-            f"trusted to keep {best_db:.1f} dB of the {settings.budget:g} dB asked for)"
-        )
-        return found("miss", reason)
+        why = table.refusal(rule.kind, len(calls), d0, settings.budget)
+        return found("miss", f"no earlier generation is near enough ({why})")
     plan = spaced(calls, row.evaluations, row.late)
     return found("hit", f"D0 {d0:.3g}", expected_db=table.lower_db(row, d0), plan=plan)

@@ -24,10 +24,6 @@ class Plan:
         extra = {(a + b) // 2 for a, b in zip(marks, marks[1:], strict=False) if a >= after}
         return Plan(self.total, self.evaluated | extra)
 
-    def dense_after(self, call: int) -> Plan:
-        """The plan with everything beyond ``call`` evaluated."""
-        return Plan(self.total, self.evaluated | set(range(call, self.total)))
-
 
 def spaced(calls: Sequence[float], evaluations: int, late: float = LATE) -> Plan:
     """A plan of ``evaluations`` calls, the first and the last among them.

@@ -30,7 +30,7 @@ class Recorder:
         self.first: Tensor | None = None  # float16 [P, C, ...]
         self.branched = True  # the guidance branches were observed
         self.whole = True  # every evaluation gave the same branches
-        self._last: Tensor | None = None
+        self._rms = 0.0
 
     def add(
         self, x: Tensor, sigma: float, denoised: Tensor, cond: Tensor | None, uncond: Tensor | None
@@ -47,7 +47,7 @@ class Recorder:
         self.sigmas.append(sigma)
         self.values.append(values)
         self.scales.append(scales)
-        self._last = denoised
+        self._rms = mean_square(denoised) ** 0.5  # now: the sampler may write into denoised
 
     def trajectory(self) -> Trajectory:
         """The recorded run as a donor answers for it."""
@@ -62,7 +62,7 @@ class Recorder:
 
     def final_rms(self) -> float:
         """Root mean square of the last denoised latent, in model space."""
-        return 0.0 if self._last is None else mean_square(self._last) ** 0.5
+        return self._rms
 
 
 def sound(entry: Entry) -> bool:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 PRESETS = {"faithful": 36.0, "balanced": 31.0, "fast": 27.0}  # dB against the own dense run
+WORTH = 0.5  # largest share of a run a plan may evaluate
 SLACK = 0.25  # share of the budget that may be spent at any time
 D0_FLOOR = 1e-4  # below this the encoding of the record hides the difference
 UNCALIBRATED_MARGIN = 3.0  # dB asked for on top where a backbone has no table of its own
@@ -43,7 +44,7 @@ class RiskTable:
     guard: float
     ceiling: float
     kinds: dict[str, tuple[Row, ...]]
-    margin: float = 1.0  # in spreads
+    margin: float = 0.5  # in spreads
     calibrated: bool = True
     extra: float = field(default=0.0)  # dB
 
@@ -54,21 +55,30 @@ class RiskTable:
     def choose(self, kind: str, total: int, d0: float, budget_db: float) -> Row | None:
         """The row with the fewest evaluations that keeps the budget, or None.
 
-        A plan that evaluates more than three quarters of the run is not worth its risk.
+        A plan that evaluates more than ``WORTH`` of the run is not worth its risk: there fewer
+        steps alone come nearly as close.
         """
         if d0 > self.ceiling:
             return None
         fit = [
             row
             for row in self.kinds.get(kind, ())
-            if row.evaluations <= 0.75 * total and self.lower_db(row, d0) >= budget_db
+            if row.evaluations <= WORTH * total and self.lower_db(row, d0) >= budget_db
         ]
         return min(fit, key=lambda r: (r.evaluations, -self.lower_db(r, d0)), default=None)
 
-    def best_db(self, kind: str, total: int, d0: float) -> float:
-        """The best any plan would be trusted to reach, for telling why a donor was refused."""
-        rows = [r for r in self.kinds.get(kind, ()) if r.evaluations <= 0.75 * total]
-        return max((self.lower_db(r, d0) for r in rows), default=-math.inf)
+    def refusal(self, kind: str, total: int, d0: float, budget_db: float) -> str:
+        """Why ``choose`` found nothing."""
+        if d0 > self.ceiling:
+            return f"D0 {d0:.3g} is beyond {self.ceiling:g}, the largest that was measured"
+        rows = [r for r in self.kinds.get(kind, ()) if r.evaluations <= WORTH * total]
+        if not rows:
+            return f"D0 {d0:.3g}; no plan was measured for a run of {total} evaluations"
+        best = max(self.lower_db(row, d0) for row in rows)
+        return (
+            f"D0 {d0:.3g}; the best plan is trusted to keep {best:.1f} dB of the {budget_db:g} dB "
+            "asked for"
+        )
 
 
 @cache
@@ -109,7 +119,9 @@ def table_for(architecture: str) -> RiskTable:
 
 
 def to_db(mean_square: float, peak: float) -> float:
-    """Latent PSNR in dB of a mean squared deviation."""
+    """Latent PSNR in dB of a mean squared deviation; minus infinity when that is not finite."""
+    if not mean_square < math.inf:
+        return -math.inf
     return 10 * math.log10(peak * peak / max(mean_square, 1e-12))
 
 

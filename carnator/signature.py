@@ -62,7 +62,7 @@ def signature(
     if attention is not None:
         parts.append(attention.vector())
     vector = torch.cat(parts).clamp(-6e4, 6e4)
-    return vector.numpy().astype(np.float16)
+    return vector.detach().numpy().astype(np.float16)
 
 
 def shortlist(target: np.ndarray, others: list[np.ndarray], most: int = SHORTLIST) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 import comfy.sd
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
+from torch import Tensor
 
 from ..carnator.demo import captions, clips
 from . import host
@@ -15,6 +17,7 @@ from .pictures import enlarge
 MODELS = Path(__file__).parents[1] / "carnator" / "demo" / "models"
 CATEGORY = "Carnator/demo"
 EXAMPLE = "red circle left and blue square still on gray"
+FPS = 4.0  # of the moving preview: a clip of 4 frames lasts a second
 
 
 def bundled() -> list[str]:
@@ -143,9 +146,10 @@ class CarnatorDemoDecode(io.ComfyNode):
             node_id="CarnatorDemoDecode",
             display_name="Carnator Demo Decode",
             category=CATEGORY,
-            description="Turns a latent of the demo model into frames. The latent is a fold of the "
-            "pixels, so there is no VAE.",
+            description="Turns a latent of the demo model into frames and shows them moving. The "
+            "latent is a fold of the pixels, so there is no VAE.",
             search_aliases=["vae decode"],
+            is_output_node=True,
             inputs=[
                 io.Latent.Input("latent", tooltip="The sampled latent."),
                 io.Model.Input("model", tooltip="The demo model that made it."),
@@ -172,7 +176,23 @@ class CarnatorDemoDecode(io.ComfyNode):
             )
         clip = clips.to_clip(host.model_space(model, samples.cpu()))
         frames = clip.permute(0, 2, 3, 4, 1).flatten(0, 1).add(1).div(2)
-        return io.NodeOutput(magnified(frames, enlarge))
+        shown = magnified(frames, enlarge)
+        return io.NodeOutput(shown, ui=moving(shown))
 
 
 magnified = enlarge
+
+
+def moving(frames: Tensor) -> ui.SavedImages:
+    """The frames [F, H, W, 3] as one looping file in the host's folder for temporary ones."""
+    saved = ui.ImageSaveHelper.save_animated_webp(
+        frames,
+        filename_prefix=f"carnator_{uuid4().hex[:8]}",
+        folder_type=io.FolderType.temp,
+        cls=None,
+        fps=FPS,
+        lossless=True,
+        quality=80,
+        method=4,
+    )
+    return ui.SavedImages([saved], is_animated=len(frames) > 1)

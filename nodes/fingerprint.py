@@ -23,7 +23,19 @@ SAMPLES = 64  # values read of a tensor that is sampled instead of hashed whole
 MAX_DEPTH = 12
 MAX_PARTS = 100_000
 SMALL = 1_000_000  # values in a module that is read like any object, such as a noise schedule
-PLAIN = (bool, int, float, complex, str, bytes, Enum, PurePath, torch.dtype, torch.device)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    Enum,
+    PurePath,
+    torch.dtype,
+    torch.device,
+    type(...),
+)
 
 
 class Digest:
@@ -98,7 +110,7 @@ class Digest:
             self._add(value.__self__, depth)
         elif isinstance(value, types.FunctionType):
             self._mark("function", value.__module__, value.__qualname__)
-            self._hash.update(value.__code__.co_code)
+            self._code(value.__code__, depth)
             cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
             for item in (value.__defaults__, value.__kwdefaults__, cells):
                 self._add(item, depth)
@@ -107,6 +119,15 @@ class Digest:
             self._add(vars(value), depth)
         else:
             self._give_up(value)
+
+    def _code(self, code: types.CodeType, depth: int) -> None:
+        """What a function does: its steps, and the constants and names they refer to."""
+        self._hash.update(code.co_code)
+        for item in (*code.co_names, *code.co_consts):
+            if isinstance(item, types.CodeType):
+                self._code(item, depth)
+            else:
+                self._add(item, depth)
 
     def _tensor(self, value: Tensor) -> None:
         self._mark("tensor", value.dtype, tuple(value.shape))

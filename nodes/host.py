@@ -124,10 +124,18 @@ class Bystander:
         extension.add_wrapper_with_key(PREDICT, KEY, count, options, True)
         latent = executor(*args, **kwargs)
         report.seconds = time.perf_counter() - began
-        reports.remember(report, latent)
-        if self.told is not None:
-            self.told(report)
+        tell(report, latent, self.told)
         return latent
+
+
+def tell(report: Report, latent: Tensor | None, told: Callable[[Report], None] | None) -> None:
+    """Hand on the report of a run; a fault in that is no reason to lose the run's result."""
+    try:
+        reports.remember(report, latent)
+        if told is not None:
+            told(report)
+    except Exception as error:
+        log.warning("[Carnator] no report of this run (%s: %s)", type(error).__name__, error)
 
 
 class Accelerator:
@@ -151,6 +159,7 @@ class Accelerator:
         guider = executor.class_obj
         try:
             run, noise = self._start(guider, named(executor, args, kwargs))
+            predict_noise = predictor(run, observed_scale(guider))
         except ProbeMismatch:
             raise
         except Unsupported as reason:
@@ -165,14 +174,13 @@ class Accelerator:
             kwargs["noise"] = noise
         latent = None
         try:
-            predict_noise = predictor(run, observed_scale(guider))
             extension.add_wrapper_with_key(PREDICT, KEY, predict_noise, guider.model_options, True)
             latent = run.finish(executor(*args, **kwargs))
             return latent
         finally:  # Cancel is no Exception
             if latent is None:
                 run.abandon("the run failed or was cancelled")
-            self._tell(run.report, latent)
+            tell(run.report, latent, self.told)
 
     def _start(self, guider: Any, given: dict[str, Any]) -> tuple[Run, Tensor]:
         """The run and the noise it starts from; raises Unsupported."""
@@ -193,11 +201,6 @@ class Accelerator:
 
     def _beside(self, reason: str) -> Bystander:
         return Bystander(reason, self.told, self.settings)
-
-    def _tell(self, report: Report, latent: Tensor | None) -> None:
-        reports.remember(report, latent)
-        if self.told is not None:
-            self.told(report)
 
 
 def named(executor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -253,6 +256,9 @@ class Prober:
             request = read_call(guider, given)
         except Unsupported as reason:
             self.refusal = str(reason)
+            return given["latent_image"]
+        except Exception as error:
+            self.refusal = f"the run could not be read ({type(error).__name__}: {error})"
             return given["latent_image"]
         cfg = observed_scale(guider)
 

@@ -70,6 +70,13 @@ class Watch:
     def branches(self, denoised: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Denoised of the positive and the negative branch (None at CFG 1), or (None, None) when
         they do not explain the result: guidance of another kind, or functions after it."""
+        try:
+            return self._branches(denoised)
+        except Exception as error:  # out of memory too: the evaluation itself is good
+            log.info("[Carnator] guidance is not observed (%s)", error)
+            return None, None
+
+    def _branches(self, denoised: Tensor) -> tuple[Tensor | None, Tensor | None]:
         seen, self._seen = self._seen, []
         if self.cfg is None or len(seen) != 1 or seen[0].get("cond_scale") != self.cfg:
             return None, None

@@ -9,6 +9,7 @@ from comfy_api.latest import io, ui
 from comfy_extras.nodes_custom_sampler import SamplerCustomAdvanced
 from torch import Tensor
 
+from ..carnator.matching import Match
 from ..carnator.matching import match as find_match
 from ..carnator.report import Report
 from ..carnator.request import Probe, Settings
@@ -30,6 +31,7 @@ from .store import CarnatorStoreType, chosen_store
 CarnatorProbeType = io.Custom("CARNATOR_PROBE")
 CarnatorMatchType = io.Custom("CARNATOR_MATCH")
 CarnatorScopeType = io.Custom("CARNATOR_SCOPE")
+FAINT = 0.05  # of the donor's mean square derivative: differences below it are never shown as dark
 UNSEEN = "no probe could be made: {}"
 
 
@@ -160,8 +162,9 @@ class CarnatorReuseScope(io.ComfyNode):
             node_id="CarnatorReuseScope",
             display_name="Carnator Reuse Scope",
             category=CATEGORY,
-            description="Shows where the new generation departs from the earlier one (bright), "
-            "frame by frame. The sampler starts from this match and refines the map as it goes.",
+            description="Shows where the new generation starts out like the earlier one (bright) "
+            "and where it departs from it (dark), frame by frame. The sampler starts from this "
+            "match and refines the map as it goes.",
             search_aliases=["mask", "difference map"],
             inputs=[CarnatorMatchType.Input("match", tooltip="From Carnator Signature Match.")],
             outputs=[
@@ -169,19 +172,29 @@ class CarnatorReuseScope(io.ComfyNode):
                     display_name="scope", tooltip="For Carnator Sparse-Attention Sampler."
                 ),
                 io.Image.Output(
-                    display_name="preview", tooltip="One image per latent frame; bright departs."
+                    display_name="preview", tooltip="One image per latent frame; dark departs."
                 ),
             ],
         )
 
     @classmethod
     def execute(cls, match: Verdict | None) -> io.NodeOutput:
-        field = None if match is None else match.match.d0_map
-        if field is None:
-            image = torch.zeros(1, 64, 64, 3)
-        else:
-            image = heat_map(field / field.max().clamp_min(1e-12))
+        field = None if match is None else agreement(match.match)
+        image = torch.zeros(1, 64, 64, 3) if field is None else heat_map(field)
         return io.NodeOutput(match, image, ui=ui.PreviewImage(image, cls=cls))
+
+
+def agreement(found: Match) -> Tensor | None:
+    """1 where the first derivatives of request and donor agree, 0 where they differ most,
+    [F, h, w]; None without a donor. Differences that are faint against the donor's own derivative
+    stay faint: rounding in a repeated request must not look like a departure."""
+    field = found.d0_map
+    if field is None:
+        return None
+    most = field.max()
+    if found.d0:
+        most = torch.maximum(most, FAINT * field.mean() / found.d0)
+    return 1 - field / most.clamp_min(1e-12)
 
 
 class CarnatorSparseAttentionSampler(io.ComfyNode):

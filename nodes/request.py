@@ -62,8 +62,10 @@ def read_request(
     name = sampler_name(sampler)
     schedule = tuple(sigmas.tolist())
     conds: Mapping[str, list[dict]] = guider.conds
+    others = content(foreign_options(guider))
     shape = tuple(noise.shape)
     family = type(patcher.model.model_config).__name__
+    scale = guidance_scale(guider)
     hard = {
         "backbone": family,
         "latent": f"{list(shape)} {type(patcher.get_model_object('latent_format')).__name__}",
@@ -73,6 +75,7 @@ def read_request(
         "stage": stage(patcher, schedule),
         "noise": digest(noise),
         "company": company(guider),
+        "options": _readable(others),
     }
     options = dict(getattr(sampler, "extra_options", {}))
     numbers = {k: float(v) for k, v in options.items() if isinstance(v, int | float)}
@@ -83,7 +86,7 @@ def read_request(
         "negative": text([v for k, v in sorted(conds.items()) if k != "positive"]),
         "weights": weights(patcher),
         "patches": patches(patcher),
-        "options": content(foreign_options(guider)),
+        "options": others,
         "cfg": content([type(guider).__qualname__, guidance]),
         "sampler": content([name, options, inpaint]),
         "schedule": digest(list(schedule)),
@@ -94,7 +97,7 @@ def read_request(
         architecture=architecture(patcher),
         sampler=name,
         sigmas=schedule,
-        cfg=guidance_scale(guider) or 1.0,
+        cfg=1.0 if scale is None else scale,
         seed=int(seed or 0),
         labels={"model": model_file(patcher) or family, "sampler": name},
         sampler_options=numbers,
@@ -164,15 +167,26 @@ def initial_state(latent_image: Tensor, mask: Tensor | None) -> str:
 
 
 def conditioning(conds: Mapping[str, list[dict]]) -> str:
-    """Hash of every condition that is not text: images, masks, areas, ranges, strengths."""
+    """Hash of every condition that is not text: images, masks, areas, ranges, strengths. So is
+    text that counts in a part of the run only, since the first evaluation cannot judge it."""
     held = {
-        name: [{k: v for k, v in e.items() if k != DROPPED and not is_text(k)} for e in entries]
+        name: [
+            {k: v for k, v in e.items() if k != DROPPED and (partial(e) or not is_text(k))}
+            for e in entries
+        ]
         for name, entries in conds.items()
     }
     try:
         return digest(held)
     except ValueError as error:
         raise Unsupported(f"its conditioning cannot be compared ({error})") from error
+
+
+def partial(entry: Mapping[str, Any]) -> bool:
+    """True for a conditioning that need not take part in every evaluation of a run."""
+    starts = [entry.get(name) or 0.0 for name in ("start_percent", "clip_start_percent")]
+    ends = [entry.get(name, 1.0) for name in ("end_percent", "clip_end_percent")]
+    return max(starts) > 0 or min(ends) < 1 or bool(entry.get("default"))
 
 
 def text(groups: list[list[dict]]) -> str:
@@ -255,7 +269,8 @@ def patches(patcher: Any) -> str:
 
 def company(guider: Any) -> str:
     """Names of what other nodes put on the model: wrappers and options change what an evaluation
-    is, so runs with and without them are no donors to each other."""
+    is, so runs with and without them are no donors to each other. Nor are runs with other values
+    of them (the key ``options``): many act only later than the first evaluation."""
     options = guider.model_options
     inner = options.get("transformer_options", {})
     wrappers = inner.get("wrappers", {})

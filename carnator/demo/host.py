@@ -26,7 +26,7 @@ from .captions import Caption, embed
 from .model import EmbeddedModel
 
 STEPS = 30
-CFG = 2.5
+CFG = 4.0
 SHIFT = 5.0
 SHAPE = (1, clips.CHANNELS, clips.FRAMES, clips.SIZE // clips.FOLD, clips.SIZE // clips.FOLD)
 TABLE = 1000  # entries of the host's table of noise levels

@@ -34,7 +34,8 @@ State = dict[str, Tensor]
 class Recipe:
     """Everything a training run depends on besides the code."""
 
-    steps: int = 12_000
+    steps: int = 6_800
+    restarts: tuple[int, ...] = (5_600,)  # where a decay ended and the rate rose once more
     batch: int = 12
     rate: float = 1.5e-3
     warmup: int = 200
@@ -44,10 +45,9 @@ class Recipe:
     seed: int = 0
 
     def rate_at(self, step: int) -> float:
-        decay = int(self.steps * self.decay_share)
-        return self.rate * min(
-            1.0, (step + 1) / self.warmup, max(0.02, (self.steps - step) / decay)
-        )
+        end = next(e for e in (*self.restarts, self.steps) if step < e)
+        left = max(0.02, (end - step) / int(end * self.decay_share))
+        return self.rate * min(1.0, (step + 1) / self.warmup, left)
 
 
 class Muon(Optimizer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -59,22 +58,9 @@ def write_random(path: Path, seed: int) -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled demo model, or while there is none a checkpoint of its training
-    ($CARNATOR_EARLY_WEIGHTS)."""
-    bundled = ROOT / "carnator" / "demo" / "models" / "wan_tiny.safetensors"
-    if bundled.is_file():
-        return bundled
-    early = os.environ.get("CARNATOR_EARLY_WEIGHTS")
-    if not early:
-        pytest.skip("there is no bundled demo model")
-    from safetensors.torch import load_file
-
-    wan, train = part("carnator.demo.wan"), part("carnator.demo.train")
-    path = tmp_path_factory.mktemp("model") / "wan_tiny.safetensors"
-    state = {k[8:]: v for k, v in load_file(early).items() if k.startswith("average.")}
-    train.save_model(path, state, wan.WanConfig())
-    return path
+def demo_file() -> Path:
+    """The bundled demo model."""
+    return ROOT / "carnator" / "demo" / "models" / "wan_tiny.safetensors"
 
 
 def load(path: Path) -> Any:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import folder_paths
 import pytest
 import torch
 from harness import ROOT, load_pack, part
+from PIL import Image
 from sampling import CAPTION
 
 NODES = part("nodes").NODES
@@ -112,7 +114,8 @@ def test_only_some_files_meet_the_host():
             assert "add_wrapper" not in text and "add_object_patch" not in text, file.name
 
 
-def test_demo_nodes_make_a_clip(demo_model):
+def test_demo_nodes_make_a_clip(demo_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_paths, "temp_directory", str(tmp_path))
     demo = part("nodes.demo")
     latent = demo.CarnatorDemoEmptyLatent.execute()[0]
     assert latent["samples"].shape == (1, 16, 4, 16, 16)
@@ -123,8 +126,12 @@ def test_demo_nodes_make_a_clip(demo_model):
 
     clip = clips.render(part("carnator.demo.captions").parse(CAPTION), random.Random(0))
     outside = demo_model.get_model_object("latent_format").process_out(clips.to_latent(clip)[None])
-    frames = demo.CarnatorDemoDecode.execute({"samples": outside}, demo_model, 4)[0]
+    decoded = demo.CarnatorDemoDecode.execute({"samples": outside}, demo_model, 4)
+    frames = decoded[0]
     assert frames.shape == (4, 128, 128, 3)
+    (shown,) = decoded.ui.as_dict()["images"]
+    with Image.open(tmp_path / shown["filename"]) as moving:
+        assert moving.n_frames == 4 and moving.size == (128, 128)
     small = frames[:, ::4, ::4].permute(3, 0, 1, 2) * 2 - 1
     assert torch.allclose(small, clip, atol=1e-4)
 

@@ -149,3 +149,13 @@ def test_a_report_belongs_to_its_latent(small_model, store):
     assert result.ui["carnator"][0]["decision"] == "miss"
     assert node.execute(None)[1]
     assert comfy.samplers  # the host's module, not a stub
+
+
+def test_rounding_is_not_shown_as_a_departure():
+    match, agreement = part("carnator.matching").Match, part("nodes.pipeline").agreement
+    energy, noise = 2.0, torch.rand(4, 8, 8)
+    faint = match(None, "exact", "", d0_map=noise * 1e-6, d0=1e-6 * float(noise.mean()) / energy)
+    assert agreement(faint).min() > 0.99
+    far = match(None, "hit", "", d0_map=noise, d0=float(noise.mean()) / energy)
+    assert agreement(far).min() == 0 and agreement(far).max() > 0.9
+    assert agreement(match(None, "miss", "")) is None

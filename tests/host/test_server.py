@@ -138,6 +138,11 @@ def test_a_cancelled_run_leaves_nothing_behind(server, prompts):
     assert report["decision"] == "hit" and report["d0"] is not None  # the record can be read
 
 
+def test_the_editor_is_given_the_text_of_the_report(server):
+    """The editor shows no text of a node by itself; without this file the report is mute."""
+    assert "/extensions/ComfyUI-Carnator/carnator.js" in server.get("/extensions")
+
+
 def test_wrong_input_is_told_at_its_node(server, prompts):
     prompt = prompts["carnator_demo"]
     accelerate = node_of(prompt, "CarnatorAccelerate")

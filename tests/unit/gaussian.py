@@ -9,8 +9,11 @@ from torch import Tensor
 
 from carnator.engine import Run
 from carnator.request import Evaluation, Request, Settings
+from carnator.risk import RiskTable, Row
 
 SHAPE = (1, 4, 3, 6, 6)
+_ROWS = tuple(Row(n, 0.5, db, 8.0, 1.5) for n, db in ((6, 22.0), (8, 25.0), (10, 27.0), (12, 29.0)))
+TABLE = RiskTable("gaussian", "gaussian", None, 1.0, 1.0, {"single": _ROWS, "multistep": _ROWS})
 
 
 def prompt_mean(seed: int, size: float = 1.0) -> Tensor:

@@ -20,13 +20,7 @@ from gaussian import (
 
 from carnator.engine import Run
 from carnator.request import Settings
-from carnator.store import Draft, Store
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "store") as made:
-        yield made
+from carnator.store import Draft
 
 
 @pytest.mark.parametrize(
@@ -172,3 +166,48 @@ def test_a_record_without_its_tensors_is_dropped_and_the_run_goes_on(store):
     assert run.report.decision == "miss" and "dropped" in run.report.reason and calls == 20
     assert torch.equal(latent, dense(Model(prompt_mean(1)), noise(), schedule()))
     assert [e.meta["label"] for e in store.entries()] == ["b"]
+
+
+def test_a_run_lost_to_nan_is_reported_without_an_internal_error(store, caplog):
+    generate(store, "a", prompt_mean(1))
+    run, model = Run(Settings(), request("b"), store), Model(prompt_mean(1) + 0.01)
+    with caplog.at_level(logging.WARNING, logger="carnator"):
+        run.finish(
+            euler(
+                lambda x, s: run.denoise(x, s, lambda: model(x * (1 if s == 1 else torch.nan), s)),
+                noise(),
+                schedule(),
+            )
+        )
+    assert run.report.decision == "hit" and run.report.measured_db == -float("inf")
+    assert sum("every step is evaluated" in note for note in run.report.notes) == 1
+    assert not caplog.records
+
+
+def test_a_much_coarser_run_is_no_donor(store):
+    """Its first evaluation is the same, so that D0 is nothing, but its path strays."""
+    base = prompt_mean(1)
+    generate(store, "a", base, steps=6)
+    latent, run, calls = generate(store, "b", base)
+    assert run.report.decision == "miss" and calls == 20
+    generate(store, "c", base, steps=5)
+    assert store.stats().records == 3
+
+
+@pytest.mark.parametrize("sampler", ["euler_ancestral", "lcm", "euler_cfg_pp", "unheard_of"])
+def test_another_kind_of_path_is_not_recorded(store, sampler):
+    _, run, _ = generate(store, "a", prompt_mean(1), sampler=sampler)
+    assert "is no donor" in run.report.record and store.stats().records == 0
+
+
+def test_a_sampler_may_write_into_what_it_is_given(store):
+    run, model = Run(Settings(), request("a"), store), Model(prompt_mean(1))
+
+    def spoiling(x, s):
+        given = run.denoise(x, s, lambda: model(x, s))
+        used = given.clone()
+        given.fill_(float("nan"))
+        return used
+
+    run.finish(euler(spoiling, noise(), schedule()))
+    assert store.flush(20) and store.stats().records == 1
