@@ -252,7 +252,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     model = EmbeddedModel.load(options.model)
     counts = QUICK_COUNTS if options.quick else COUNTS
-    per_kind = options.pairs or (10 if options.quick else 24)
+    per_kind = options.pairs or (16 if options.quick else 24)
     pairs = held_out_pairs(PAIR_SEED, (*WORD_KINDS, "unrelated"), per_kind)
     measured = []
     with tqdm(total=len(pairs), unit="pair") as bar:

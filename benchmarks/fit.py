@@ -2,10 +2,9 @@
 
 ``python -m benchmarks.fit rows.json --name wan-tiny --out carnator/risk_tables/wan_tiny.json``
 
-Per sampler class, spacing and number of evaluations: a line ``dB = intercept - slope * log10(D0)``
-by least squares with slope >= 0, and the spread of its residuals; so acceptance is monotone in D0
-and in the budget. A third of the pairs is kept out of the fit: on them the printed share of broken
-promises is measured.
+Per sampler class, spacing and number of evaluations: expected dB and the downside deviation from it
+over log10 D0, made monotone, so that acceptance is monotone in D0 and in the budget. A third of the
+pairs is kept out of the fit: on them the printed share of broken promises is measured.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from carnator.risk import D0_FLOOR, PRESETS, WORTH, RiskTable, Row
+from carnator.risk import PRESETS, WORTH, RiskTable, Row
 
 MAX_D0 = 0.3  # pairs beyond it are refused, and so left out of the fit
-FEWEST = 10  # pairs a line is fitted to
+FEWEST = 10  # pairs a row is fitted to
+GRID_STEP, BANDWIDTH = 0.25, 0.25  # in log10 D0
 GUARD_QUANTILE = 0.5  # of final deviation over the guard's sum
 
 
@@ -31,16 +31,39 @@ def kept_out(row: dict) -> bool:
 
 
 def usable(row: dict) -> bool:
-    return row["log10_d0"] <= math.log10(MAX_D0)
+    """Changes of words and weights under one schedule and CFG. For other CFGs the same D0 comes
+    with less deviation, for other step counts with more; both are only judged by the table."""
+    return row["log10_d0"] <= math.log10(MAX_D0) and row["change"] not in ("cfg", "steps")
 
 
-def line(rows: list[dict]) -> tuple[float, float, float]:
-    """Intercept, slope >= 0 and residual spread of dB over log10 D0."""
-    x = np.array([max(r["log10_d0"], math.log10(D0_FLOOR)) for r in rows])
+def knots(rows: list[dict]) -> tuple[tuple[float, float, float], ...]:
+    """Expected dB and the downside deviation from it over log10 D0: kernel means (Nadaraya 1964,
+    Watson 1964), made monotone by pooling (Ayer et al. 1955), so that a larger D0 never promises
+    more."""
+    x = np.array([r["log10_d0"] for r in rows])
     y = np.array([r["psnr_db"] for r in rows])
-    slope = max(0.0, -float(np.cov(x, y, bias=True)[0, 1] / max(x.var(), 1e-9)))
-    intercept = float((y + slope * x).mean())
-    return intercept, slope, float((y - intercept + slope * x).std())
+    grid = np.arange(
+        GRID_STEP * math.floor(max(x.min(), -4) / GRID_STEP), math.log10(MAX_D0), GRID_STEP
+    )
+    weight = np.exp(-0.5 * ((grid[:, None] - x) / BANDWIDTH) ** 2) + 1e-9
+    weight /= weight.sum(1, keepdims=True)
+    mean = falling(weight @ y)
+    around = np.interp(x, grid, mean)
+    spread = np.maximum.accumulate(np.sqrt(weight @ np.minimum(y - around, 0) ** 2))
+    columns = (np.round(c, 2).tolist() for c in (grid, mean, spread))
+    return tuple(zip(*columns, strict=True))
+
+
+def falling(values: np.ndarray) -> np.ndarray:
+    """The nearest non-rising sequence: neighbours that rise are pooled to their mean."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        block = (float(value), 1)
+        while blocks and blocks[-1][0] < block[0]:
+            mean, size = blocks.pop()
+            block = ((mean * size + block[0] * block[1]) / (size + block[1]), size + block[1])
+        blocks.append(block)
+    return np.concatenate([[mean] * size for mean, size in blocks])
 
 
 def fit(rows: list[dict]) -> tuple[Row, ...]:
@@ -49,7 +72,7 @@ def fit(rows: list[dict]) -> tuple[Row, ...]:
     for row in rows:
         groups[(row["evaluations"], row["late"])].append(row)
     return tuple(
-        Row(n, late, *(round(v, 2) for v in line(group)))
+        Row(n, late, knots(group))
         for (n, late), group in sorted(groups.items())
         if len(group) >= FEWEST
     )
@@ -113,12 +136,13 @@ def main() -> None:
     for kind in kinds:
         test = [r for r in data["rows"] if r["class"] == kind and kept_out(r)]
         for preset, budget in PRESETS.items():
-            seen = judge(table, kind, test, budget)
-            print(kind, preset, " ".join(f"{k}={v:.3g}" for k, v in seen.items()))
-    lists = {
-        kind: [[r.evaluations, r.late, r.intercept, r.slope, r.spread] for r in rows]
-        for kind, rows in kinds.items()
-    }
+            for what, some in (
+                ("words, weights", [r for r in test if r["change"] not in ("cfg", "steps")]),
+                ("cfg, steps", [r for r in data["rows"] if r["change"] in ("cfg", "steps")]),
+            ):
+                seen = judge(table, kind, [r for r in some if r["class"] == kind], budget)
+                print(kind, preset, what, " ".join(f"{k}={v:.3g}" for k, v in seen.items()))
+    lists = {kind: [[r.evaluations, r.late, r.knots] for r in rows] for kind, rows in kinds.items()}
     text = json.dumps(
         {
             "name": table.name,

@@ -115,13 +115,16 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
             best = (d0, entry, donor)
     if best is None:
         return refuse(probe, "miss", "no earlier generation with this model, shape and noise")
-    d0, entry, donor = best
+    raw, entry, donor = best
+    # The tables speak of d = noise - clean. Above sigma 1 the clean part of d fades with 1 / sigma,
+    # and its differences have to be brought back to that scale.
+    d0 = raw * max(1.0, probe.sigma) ** 2
     table = table_for(request.architecture)
     d0_map = (d - donor).square().mean(1)[0]
     if d0_map.ndim == 2:
         d0_map = d0_map[None]
     found = partial(Match, probe, donor=entry, d0=d0, table=table, d0_map=d0_map)
-    if settings.exact_hits and entry.identity == request.identity and d0 <= EXACT_D0:
+    if settings.exact_hits and entry.identity == request.identity and raw <= EXACT_D0:
         return found("exact", "the same request was generated before")
     rule = contract(request.sampler, request.sampler_options)
     calls = rule.calls(request.sigmas)

@@ -8,26 +8,37 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 PRESETS = {"faithful": 36.0, "balanced": 31.0, "fast": 27.0}  # dB against the own dense run
 WORTH = 0.5  # largest share of a run a plan may evaluate
 SLACK = 0.25  # share of the budget that may be spent at any time
-D0_FLOOR = 1e-4  # below this the encoding of the record hides the difference
 UNCALIBRATED_MARGIN = 3.0  # dB asked for on top where a backbone has no table of its own
 
 
 @dataclass(frozen=True)
 class Row:
-    """``expected dB = intercept - slope * log10(D0)`` with residual ``spread`` (dB), for plans
-    ``spaced(calls, evaluations, late)``."""
+    """What plans ``spaced(calls, evaluations, late)`` were measured to reach.
+
+    ``knots`` are (log10 D0, expected dB, downside deviation dB), D0 rising; the expectation falls
+    and the deviation grows along them, so that acceptance is monotone in D0. Linear in between.
+    """
 
     evaluations: int
     late: float
-    intercept: float
-    slope: float
-    spread: float
+    knots: tuple[tuple[float, float, float], ...]
 
     def expected(self, d0: float) -> float:
-        return self.intercept - self.slope * math.log10(max(d0, D0_FLOOR))
+        """Expected PSNR in dB against the own dense run."""
+        return self._at(d0, 1)
+
+    def spread(self, d0: float) -> float:
+        """Downside deviation: root mean square of what falls short of the expectation, in dB."""
+        return self._at(d0, 2)
+
+    def _at(self, d0: float, column: int) -> float:
+        x = [knot[0] for knot in self.knots]
+        return float(np.interp(math.log10(max(d0, 1e-12)), x, [k[column] for k in self.knots]))
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class RiskTable:
 
     def lower_db(self, row: Row, d0: float) -> float:
         """Deviation a plan is trusted to keep: the expectation less the margin."""
-        return row.expected(d0) - self.margin * row.spread - self.extra
+        return row.expected(d0) - self.margin * row.spread(d0) - self.extra
 
     def choose(self, kind: str, total: int, d0: float, budget_db: float) -> Row | None:
         """The row with the fewest evaluations that keeps the budget, or None.
@@ -87,7 +98,10 @@ def _tables() -> dict[str, RiskTable]:
     for file in sorted(Path(__file__).with_name("risk_tables").iterdir()):
         if file.suffix == ".json":
             data = json.loads(file.read_text())
-            kinds = {kind: tuple(Row(*row) for row in rows) for kind, rows in data["kinds"].items()}
+            kinds = {
+                kind: tuple(Row(n, late, tuple(map(tuple, knots))) for n, late, knots in rows)
+                for kind, rows in data["kinds"].items()
+            }
             table = RiskTable(
                 data["name"],
                 data["architecture"],

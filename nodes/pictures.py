@@ -18,6 +18,12 @@ def heat_map(values: Tensor | np.ndarray) -> Tensor:
     return enlarge(image, max(1, SIDE // max(field.shape[-2:])))
 
 
+def plain_map(value: float) -> Tensor:
+    """A map [1, H, W, 3] of one value in 0..1, for runs that have none of their own: without an
+    image the editor would go on showing that of the run before."""
+    return heat_map(torch.full((1, 8, 8), float(value)))
+
+
 def enlarge(images: Tensor, factor: int) -> Tensor:
     """Images [F, H, W, C] with every pixel repeated ``factor`` times in both directions."""
     return images.repeat_interleave(factor, 1).repeat_interleave(factor, 2)

@@ -24,7 +24,7 @@ from .accelerate import (
     sparse_input,
 )
 from .matched import Verdict
-from .pictures import heat_map
+from .pictures import heat_map, plain_map
 from .report import CarnatorReportType
 from .store import CarnatorStoreType, chosen_store
 
@@ -180,7 +180,7 @@ class CarnatorReuseScope(io.ComfyNode):
     @classmethod
     def execute(cls, match: Verdict | None) -> io.NodeOutput:
         field = None if match is None else agreement(match.match)
-        image = torch.zeros(1, 64, 64, 3) if field is None else heat_map(field)
+        image = plain_map(0) if field is None else heat_map(field)
         return io.NodeOutput(match, image, ui=ui.PreviewImage(image, cls=cls))
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from comfy_api.latest import io, ui
 
 from ..carnator.report import Report
 from . import reports
-from .pictures import heat_map
+from .pictures import heat_map, plain_map
 
 CarnatorReportType = io.Custom("CARNATOR_REPORT")
 NOTHING = "No run to report yet: connect the latent of a sampler whose model went through Carnator."
@@ -56,11 +55,12 @@ class CarnatorReport(io.ComfyNode):
             samples = None if latent is None else latent["samples"]
             report = reports.find(samples)
         text = NOTHING if report is None else report.text()
-        scope = None if report is None else report.scope
-        image = torch.zeros(1, 64, 64, 3) if scope is None else heat_map(scope)
+        if report is None or report.scope is None:
+            image = plain_map(report is not None and report.decision == "exact")
+        else:
+            image = heat_map(report.scope)
         shown: dict[str, Any] = {"text": (text,)}
         if report is not None:
             shown["carnator"] = (report.as_dict(),)
-        if scope is not None:
-            shown |= ui.PreviewImage(image, cls=cls).as_dict()
+        shown |= ui.PreviewImage(image, cls=cls).as_dict()
         return io.NodeOutput(latent, text, image, ui=shown)

@@ -6,7 +6,7 @@ import { app } from "../../scripts/app.js";
 
 const NODE = "CarnatorReport";
 const WIDGET = "carnator_report";
-const WAITING = "Queue the graph: what was reused, and why, is shown here.";
+const WAITING = "Run the graph: what was reused, and why, is shown here.";
 const MAP = "Map: bright followed the earlier generation, dark was computed anew.";
 const TITLES = {
   hit: ["Hit", "#6fcf7f"],
@@ -54,7 +54,7 @@ function show(node, output) {
   const report = output.carnator?.[0];
   const style = { whiteSpace: "pre-wrap", userSelect: "text", lineHeight: "1.35" };
   const text = element("div", style, [output.text].flat().join("\n"));
-  if (output.images?.length) text.textContent += `\n${MAP}`;
+  if (report && output.images?.length) text.textContent += `\n${MAP}`;
   box.replaceChildren(...(report ? [headline(report), strip(report.steps)] : []), text);
 }
 

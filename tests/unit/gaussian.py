@@ -12,7 +12,10 @@ from carnator.request import Evaluation, Request, Settings
 from carnator.risk import RiskTable, Row
 
 SHAPE = (1, 4, 3, 6, 6)
-_ROWS = tuple(Row(n, 0.5, db, 8.0, 1.5) for n, db in ((6, 22.0), (8, 25.0), (10, 27.0), (12, 29.0)))
+_ROWS = tuple(
+    Row(n, 0.5, ((-4.0, db + 32, 1.5), (0.0, db, 1.5)))
+    for n, db in ((6, 22.0), (8, 25.0), (10, 27.0), (12, 29.0))
+)
 TABLE = RiskTable("gaussian", "gaussian", None, 1.0, 1.0, {"single": _ROWS, "multistep": _ROWS})
 
 

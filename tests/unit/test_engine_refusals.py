@@ -19,7 +19,7 @@ from gaussian import (
 )
 
 from carnator.engine import Run
-from carnator.request import Settings
+from carnator.request import Evaluation, Settings
 from carnator.store import Draft
 
 
@@ -187,11 +187,11 @@ def test_a_run_lost_to_nan_is_reported_without_an_internal_error(store, caplog):
 def test_a_much_coarser_run_is_no_donor(store):
     """Its first evaluation is the same, so that D0 is nothing, but its path strays."""
     base = prompt_mean(1)
-    generate(store, "a", base, steps=6)
-    latent, run, calls = generate(store, "b", base)
+    generate(store, "a", base, sigmas=schedule(6))
+    _, run, calls = generate(store, "b", base)
     assert run.report.decision == "miss" and calls == 20
-    generate(store, "c", base, steps=5)
-    assert store.stats().records == 3
+    _, run, _ = generate(store, "b", base, sigmas=schedule(12))
+    assert run.report.decision == "hit", "a finer one is"
 
 
 @pytest.mark.parametrize("sampler", ["euler_ancestral", "lcm", "euler_cfg_pp", "unheard_of"])
@@ -211,3 +211,15 @@ def test_a_sampler_may_write_into_what_it_is_given(store):
 
     run.finish(euler(spoiling, noise(), schedule()))
     assert store.flush(20) and store.stats().records == 1
+
+
+def test_a_high_first_sigma_does_not_hide_another_prompt(store):
+    """Models of noise start at sigma 14 or more, where prompts hardly show in the derivative."""
+    sigmas = tuple(14 * s for s in schedule())
+    for prompt, mean in (("a", prompt_mean(1)), ("z", prompt_mean(9))):
+        run, result = Run(Settings(), request(prompt, sigmas=sigmas), store), Evaluation(mean, mean)
+        run.finish(
+            euler(lambda x, s, r=run, e=result: r.denoise(x, s, lambda: e), 14 * noise(), sigmas)
+        )
+        assert store.flush(20)
+    assert run.report.decision == "miss" and store.stats().records == 2, run.report.text()

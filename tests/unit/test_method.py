@@ -173,7 +173,10 @@ def test_late_plans_follow_sigma():
 
 
 def table(**changes):
-    rows = (Row(6, 0.5, 24.0, 8.0, 1.0), Row(10, 0.5, 30.0, 8.0, 1.0), Row(15, 0.5, 34.0, 8.0, 1.0))
+    rows = tuple(
+        Row(n, 0.5, ((-4.0, db + 32, 1.0), (0.0, db, 1.0)))
+        for n, db in ((6, 24), (10, 30), (15, 34))
+    )
     values = dict(
         name="t", architecture="t", peak=2.0, guard=1.0, ceiling=1.0, kinds={"single": rows}
     )
@@ -202,7 +205,10 @@ def test_shipped_tables_are_monotone():
     shipped = table_for("unknown architecture")
     assert not shipped.calibrated and shipped.extra > 0
     for rows in shipped.kinds.values():
-        assert all(row.slope >= 0 and row.spread > 0 for row in rows)
+        for row in rows:
+            levels = [k[1] for k in row.knots]
+            assert levels == sorted(levels, reverse=True)
+            assert [k[2] for k in row.knots] == sorted(k[2] for k in row.knots)
         assert len({(row.evaluations, row.late) for row in rows}) == len(rows)
     assert list(PRESETS.values()) == sorted(PRESETS.values(), reverse=True)
 
