@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from harness import part
-from sampling import CAPTION, SHAPE, TWEAK, caption, last_report, sample
+from sampling import CAPTION, SHAPE, caption, last_report, sample
 
 
 def test_one_forward_agrees(demo_file, demo_model):
@@ -35,12 +35,12 @@ def test_a_whole_run_agrees(demo_file, demo_model, store, tmp_path):
     model = EmbeddedModel.load(demo_file)
     ours = part("nodes.host").attach(demo_model, part("carnator.request").Settings(), store)
     with Store(tmp_path / "embedded") as records:
-        for text in (CAPTION, TWEAK):
+        for text in (CAPTION, CAPTION.replace("still", "up")):
             result = embedded.generate(
                 model, captions.parse(text), seed=7, settings=Settings(), store=records
             )
             records.flush()
-            latent = sample(ours, text, steps=embedded.STEPS, shape=SHAPE)
+            latent = sample(ours, text, steps=embedded.STEPS, cfg=embedded.CFG, shape=SHAPE)
             store.open().flush()
             assert result.report is not None
             report = last_report()
