@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--preset", choices=PRESETS, default="balanced")
     demo.add_argument("--seed", type=_whole(0, 2**63), default=7)
     demo.add_argument("--steps", type=_whole(MIN_STEPS, MAX_STEPS), default=30)
-    demo.add_argument("--cfg", type=_guidance, default=2.5, help="guidance scale")
+    demo.add_argument("--cfg", type=_guidance, help="guidance scale")
     demo.add_argument("--quick", action="store_true", help="one word tweak, every run timed once")
     demo.add_argument("--store", type=Path, help="folder of the store (default: a temporary one)")
     demo.add_argument("--model", type=Path, help="checkpoint to use instead of the bundled one")
@@ -93,7 +93,7 @@ def run_demo(options: argparse.Namespace) -> None:
     import torch
     from tqdm import tqdm
 
-    from .demo import session, sheet
+    from .demo import host, session, sheet
     from .demo.model import BUNDLED, EmbeddedModel
     from .store import Store
 
@@ -102,7 +102,7 @@ def run_demo(options: argparse.Namespace) -> None:
     make_folder(options.out, "--out")
     if options.json:
         make_folder(options.json.parent, "--json")
-    wishes = session.wishes(options.seed, options.steps, options.cfg, options.quick)
+    wishes = session.wishes(options.seed, options.steps, options.cfg or host.CFG, options.quick)
     repeats = 1 if options.quick else 3
     with ExitStack() as stack:
         folder = options.store or stack.enter_context(tempfile.TemporaryDirectory())

@@ -123,7 +123,7 @@ def wishes(
         replace(
             in_bank,
             name="new seed, same bank noise",
-            prompt=words[0].prompt,
+            prompt=words[1].prompt,
             seed=same_bank_seed(seed),
         ),
         change("unrelated prompt", "unrelated", FIRST, "yellow triangle up on white"),
