@@ -169,7 +169,7 @@ def test_the_session_covers_every_kind_of_change():
     for wish in wishes:
         captions.parse(wish.prompt)
         if wish.kind == "word":
-            assert (wish.seed, wish.cfg, wish.steps) == (wishes[0].seed, 2.5, 30)
+            assert (wish.seed, wish.cfg, wish.steps) == (wishes[0].seed, host.CFG, host.STEPS)
 
 
 def test_the_demo_writes_its_table_data_and_pictures(checkpoint, tmp_path, capsys):

@@ -61,9 +61,10 @@ def test_unrelated_prompt_is_refused_untouched(store):
     assert torch.equal(latent, dense(Model(prompt_mean(9, 3.0)), noise(), schedule()))
 
 
-def test_exact_hit_serves_the_stored_latent(store):
-    first, _, _ = generate(store, "a", prompt_mean(1), cfg=3.0)
-    again, run, calls = generate(store, "a", prompt_mean(1), cfg=3.0)
+@pytest.mark.parametrize("cfg", [1.0, 3.0, 8.0])
+def test_exact_hit_serves_the_stored_latent(store, cfg):
+    first, _, _ = generate(store, "a", prompt_mean(1), cfg=cfg)
+    again, run, calls = generate(store, "a", prompt_mean(1), cfg=cfg)
     assert run.report.decision == "exact" and calls == 1
     assert torch.equal(first, again)
 
