@@ -37,10 +37,15 @@ def test_a_whole_run_agrees(demo_file, demo_model, store, tmp_path):
     with Store(tmp_path / "embedded") as records:
         for text in (CAPTION, CAPTION.replace("still", "up")):
             result = embedded.generate(
-                model, captions.parse(text), seed=7, settings=Settings(), store=records
+                model,
+                captions.parse(text),
+                cfg=2.5,
+                seed=7,
+                settings=Settings(),
+                store=records,
             )
             records.flush()
-            latent = sample(ours, text, steps=embedded.STEPS, cfg=embedded.CFG, shape=SHAPE)
+            latent = sample(ours, text, steps=embedded.STEPS, cfg=2.5, shape=SHAPE)
             store.open().flush()
             assert result.report is not None
             report = last_report()

@@ -132,8 +132,7 @@ def test_a_cancelled_run_leaves_nothing_behind(server, prompts):
     off[node_of(off, "CarnatorAccelerate")]["inputs"]["enabled"] = False
     dense = server.run(off)
     assert np.array_equal(frames(server, after, prompt), frames(server, dense, off))
-    again = copy.deepcopy(prompt)
-    again[sampler]["inputs"]["cfg"] = 3.0
+    again = with_word(prompt, "still", "up")
     report = report_of(server.run(again), again)
     assert report["decision"] == "hit" and report["d0"] is not None  # the record can be read
 
