@@ -113,8 +113,9 @@ def test_a_cancelled_run_leaves_nothing_behind(server, prompts):
     seen = []
 
     def at_step_five(progress: dict) -> bool:
+        late = progress["value"] >= 5 and max(seen, default=0) < 5  # once; events may be left out
         seen.append(progress["value"])
-        return progress["value"] == 5
+        return late
 
     entry = server.run(prompt, at_step_five)
     assert not succeeded(entry)
