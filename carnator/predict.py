@@ -3,10 +3,9 @@
 Two predictors. The *donor* one takes the donor's derivative as control variate and carries on only
 the difference ``D = d_t - d_s`` met at the evaluated nodes. The *own* one extrapolates the
 target's derivative itself. Both are linear in the position along the target's schedule, in which
-steps are equally spaced; with evaluations equally spaced too this gains over 1 dB against sigma as
-the coordinate. Each evaluation measures both, per token, and sets the weights of their mix for the
-next gap; the map of weights is the reuse scope: 1 where the donor is trusted, 0 where the target
-goes its own way.
+steps are equally spaced. Each evaluation measures both, per token, and sets the weights of their
+mix for the next gap; the map of weights is the reuse scope: 1 where the donor is trusted, 0 where
+the target goes its own way.
 """
 
 from __future__ import annotations
