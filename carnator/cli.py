@@ -15,27 +15,31 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .store_cli import add_store_command
+
 if TYPE_CHECKING:
     from .demo.session import Outcome
 
+BACKBONES = ("wan", "hunyuan", "ltx")
 PRESETS = ("faithful", "balanced", "fast")
 MIN_STEPS, MAX_STEPS = 6, 1000
 HEADER = ("request", "decision", "evaluations", "seconds", "speed-up", "PSNR", "right", "why")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status (0 done, 2 asked wrongly, 130 interrupted)."""
+    """Run a command; returns the exit status (0 done, 1 damage found, 2 asked wrongly, 130
+    interrupted)."""
     options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     try:
-        options.command(options)
+        status: int | None = options.command(options)
     except (ValueError, OSError) as error:
         print(f"carnator: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("carnator: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return status or 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,26 +52,59 @@ def parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=run_demo)
     demo.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for the pictures")
     demo.add_argument("--json", type=Path, help="also write the results as JSON to this file")
-    demo.add_argument("--preset", choices=PRESETS, default="balanced")
-    demo.add_argument("--seed", type=_whole(0, 2**63), default=7)
+    demo.add_argument("--preset", choices=PRESETS, default="fast")
+    demo.add_argument("--seed", type=_whole(0, 2**63), default=30)
     demo.add_argument("--steps", type=_whole(MIN_STEPS, MAX_STEPS), default=30)
     demo.add_argument("--cfg", type=_guidance, help="guidance scale")
     demo.add_argument("--quick", action="store_true", help="one word tweak, every run timed once")
     demo.add_argument("--store", type=Path, help="folder of the store (default: a temporary one)")
+    demo.add_argument("--backbone", choices=BACKBONES, default="wan", help="bundled model to use")
     demo.add_argument("--model", type=Path, help="checkpoint to use instead of the bundled one")
-    training = demo.add_subparsers(metavar="train").add_parser(
-        "train", help="train the demo's backbone"
-    )
-    training.set_defaults(command=run_train)
-    training.add_argument("--backbone", choices=("wan",), default="wan")
-    training.add_argument("--steps", type=_whole(1, 10**7), dest="train_steps", default=None)
-    training.add_argument("--folder", type=Path, default=Path("training"), help="for checkpoints")
-    training.add_argument("--out", type=Path, dest="train_out", help="file for the weights")
-    store = commands.add_parser("store", help="look at a store, or empty it")
-    store.set_defaults(command=run_store)
-    store.add_argument("action", choices=("stat", "list", "clear"))
-    store.add_argument("--store", type=Path, required=True, help="folder of the store")
+    parts = demo.add_subparsers(metavar="{train,check}")
+    add_train(parts)
+    add_check(parts)
+    add_store_command(commands)
     return top
+
+
+# Options that ``demo`` has as well are suppressed where they are not given, so that its own
+# values, given before the command, hold.
+
+
+def add_train(commands: Any) -> None:
+    training = commands.add_parser("train", help="train a backbone of the demo")
+    training.set_defaults(command=run_train)
+    training.add_argument("--backbone", choices=BACKBONES, default=argparse.SUPPRESS)
+    training.add_argument(
+        "--steps",
+        type=_whole(1, 10**7),
+        dest="train_steps",
+        help="length; a run may be resumed with another one before its rate decays",
+    )
+    training.add_argument(
+        "--decay",
+        type=_share,
+        metavar="SHARE",
+        help="last part of the steps in which the rate falls",
+    )
+    training.add_argument(
+        "--folder", type=Path, help="for checkpoints (default: training/BACKBONE)"
+    )
+    training.add_argument("--out", type=Path, dest="train_out", help="file for the weights")
+
+
+def add_check(commands: Any) -> None:
+    checking = commands.add_parser(
+        "check", help="does a backbone draw what captions ask that training never saw?"
+    )
+    checking.set_defaults(command=run_check)
+    checking.add_argument("--backbone", choices=BACKBONES, default=argparse.SUPPRESS)
+    checking.add_argument("--model", type=Path, default=argparse.SUPPRESS)
+    checking.add_argument("--json", type=Path, default=argparse.SUPPRESS, help="also write JSON")
+    checking.add_argument("--captions", type=_whole(1, 2000), default=200)
+    checking.add_argument(
+        "--seed", type=_whole(0, 2**63), dest="check_seed", default=0, help="of captions and noise"
+    )
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
@@ -77,6 +114,16 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
+    return value
 
 
 def _guidance(text: str) -> float:
@@ -93,12 +140,12 @@ def run_demo(options: argparse.Namespace) -> None:
     import torch
     from tqdm import tqdm
 
-    from .demo import host, session, sheet
-    from .demo.model import BUNDLED, EmbeddedModel
+    from .demo import families, host, session, sheet
+    from .demo.model import EmbeddedModel
     from .store import Store
 
     torch.set_flush_denormal(True)
-    model = EmbeddedModel.load(options.model or BUNDLED)
+    model = EmbeddedModel.load(options.model or families.named(options.backbone).path)
     make_folder(options.out, "--out")
     if options.json:
         make_folder(options.json.parent, "--json")
@@ -179,34 +226,48 @@ def closing(summary: dict[str, Any], preset: str) -> str:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    from .demo.train import Recipe, train
-    from .demo.wan import WanConfig
+    from dataclasses import replace
 
-    recipe = (
-        Recipe() if options.train_steps is None else Recipe(steps=options.train_steps, restarts=())
-    )
-    out = options.train_out or options.folder / "wan_tiny.safetensors"
+    from .demo import families
+    from .demo.train import train
+
+    family = families.named(options.backbone)
+    recipe = family.recipe
+    if options.train_steps is not None:
+        recipe = replace(recipe, steps=options.train_steps, restarts=())
+    if options.decay is not None:
+        recipe = replace(recipe, decay_share=options.decay)
+    folder = options.folder or Path("training") / family.name
+    out = options.train_out or folder / family.path.name
     make_folder(out.parent, "--out")
-    train(recipe, WanConfig(), options.folder, out)
+    train(recipe, family.config(), folder, out)
     print(f"Weights: {out} (use them with 'python -m carnator demo --model {out}')")
 
 
-def run_store(options: argparse.Namespace) -> None:
-    from .store import Store
+def run_check(options: argparse.Namespace) -> None:
+    import torch
+    from tqdm import tqdm
 
-    if not options.store.is_dir():
-        raise ValueError(f"There is no store at {options.store}: give the folder of a store.")
-    with Store(options.store) as store:
-        if options.action == "clear":
-            store.clear()
-        if options.action == "list":
-            for entry in store.entries():
-                label = entry.meta.get("labels", {}).get("prompt", "")
-                print(f"{entry.id}  {entry.nbytes / 2**20:8.2f} MiB  {label}")
-            return
-        stats = store.stats()
-        print(
-            f"{stats.folder}: {stats.records} records, {stats.bytes / 2**20:.1f} of "
-            f"{stats.size_limit / 2**20:.0f} MiB, {stats.hits} hits, "
-            f"{stats.seconds_saved:.1f} seconds saved"
+    from .demo import accuracy, families, host
+    from .demo.model import EmbeddedModel
+
+    torch.set_flush_denormal(True)
+    model = EmbeddedModel.load(options.model or families.named(options.backbone).path)
+    if options.json:
+        make_folder(options.json.parent, "--json")
+    with tqdm(total=options.captions * host.STEPS, unit="step", dynamic_ncols=True) as bar:
+        result = accuracy.measure(
+            model,
+            options.captions,
+            cfg=options.cfg or host.CFG,
+            seed=options.check_seed,
+            progress=bar.update,
         )
+    parts = ", ".join(f"{name} {share:.1%}" for name, share in result["by_attribute"].items())
+    print(
+        f"{model.name}: {result['attributes_right']:.1%} of the attributes of "
+        f"{result['captions']} held-out captions are right ({parts}); "
+        f"{result['all_right']:.1%} of the clips in all of them."
+    )
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import comfy.sd
@@ -10,11 +10,10 @@ import torch
 from comfy_api.latest import io, ui
 from torch import Tensor
 
-from ..carnator.demo import captions, clips
+from ..carnator.demo import captions, clips, families
 from . import host
 from .pictures import enlarge
 
-MODELS = Path(__file__).parents[1] / "carnator" / "demo" / "models"
 CATEGORY = "Carnator/demo"
 EXAMPLE = "red circle left and blue square still on gray"
 FPS = 4.0  # of the moving preview: a clip of 4 frames lasts a second
@@ -22,7 +21,18 @@ FPS = 4.0  # of the moving preview: a clip of 4 frames lasts a second
 
 def bundled() -> list[str]:
     """Names of the models in the pack."""
-    return sorted(p.stem for p in MODELS.glob("*.safetensors")) or ["wan_tiny"]
+    paths = [family.path for family in families.FAMILIES.values()]
+    return [path.stem for path in paths if path.is_file()] or [families.WAN.path.stem]
+
+
+def family_of(model: Any) -> families.Family:
+    """The family a loaded model belongs to. Raises ValueError when it is not one of the demo's."""
+    try:
+        return families.of_checkpoint(model.model.diffusion_model.state_dict())
+    except ValueError as error:
+        raise ValueError(
+            f"The model is not one of the demo's ({error}): use Carnator Load Demo Model."
+        ) from error
 
 
 class CarnatorLoadDemoModel(io.ComfyNode):
@@ -36,7 +46,7 @@ class CarnatorLoadDemoModel(io.ComfyNode):
             category=CATEGORY,
             description="Loads a tiny video model that comes with Carnator: 4 frames of coloured "
             "shapes, made in seconds on a CPU. For trying things out without a download.",
-            search_aliases=["tiny wan", "test model"],
+            search_aliases=["tiny wan", "tiny hunyuan video", "tiny ltx", "test model"],
             inputs=[
                 io.Combo.Input(
                     "model_name", options=bundled(), tooltip="The bundled model to load."
@@ -48,7 +58,7 @@ class CarnatorLoadDemoModel(io.ComfyNode):
                     max=100.0,
                     step=0.1,
                     advanced=True,
-                    tooltip="Shift of the noise schedule; 5 is what the model is tuned for.",
+                    tooltip="Shift of the noise schedule; 5 is what the models are tuned for.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The model, for a sampler or Carnator Accelerate.")],
@@ -56,11 +66,11 @@ class CarnatorLoadDemoModel(io.ComfyNode):
 
     @classmethod
     def execute(cls, model_name: str, shift: float = 5.0) -> io.NodeOutput:
-        path = MODELS / f"{model_name}.safetensors"
+        path = families.MODELS / f"{model_name}.safetensors"
         if model_name not in bundled() or not path.is_file():
             raise ValueError(
-                f"There is no bundled model {model_name!r} in {MODELS}: reinstall the pack, or "
-                f"choose one of {', '.join(bundled())}."
+                f"There is no bundled model {model_name!r} in {families.MODELS}: reinstall the "
+                f"pack, or choose one of {', '.join(bundled())}."
             )
         model = comfy.sd.load_diffusion_model(str(path))
         return io.NodeOutput(host.with_shift(model, shift))
@@ -75,7 +85,7 @@ class CarnatorDemoCaption(io.ComfyNode):
             node_id="CarnatorDemoCaption",
             display_name="Carnator Demo Caption",
             category=CATEGORY,
-            description="Encodes a caption for the demo model: one or two things (colour, shape, "
+            description="Encodes a caption for the demo models: one or two things (colour, shape, "
             f"motion) and a background, such as {EXAMPLE!r}. Empty is the negative prompt.",
             search_aliases=["prompt", "text encode"],
             inputs=[
@@ -86,7 +96,13 @@ class CarnatorDemoCaption(io.ComfyNode):
                     tooltip=f"Colours: {', '.join(captions.COLORS)}. Shapes: "
                     f"{', '.join(captions.SHAPES)}. Motions: {', '.join(captions.MOTIONS)}. "
                     f"Backgrounds: {', '.join(captions.BACKGROUNDS)}.",
-                )
+                ),
+                io.Model.Input(
+                    "model",
+                    optional=True,
+                    tooltip="The demo model the caption is for. Tiny LTX-Video needs it, since it "
+                    "wants a mask that HunyuanVideo cannot take.",
+                ),
             ],
             outputs=[io.Conditioning.Output(tooltip="For the positive or negative of a sampler.")],
         )
@@ -102,9 +118,12 @@ class CarnatorDemoCaption(io.ComfyNode):
         return True
 
     @classmethod
-    def execute(cls, text: str) -> io.NodeOutput:
+    def execute(cls, text: str, model: io.Model.Type | None = None) -> io.NodeOutput:
         caption = captions.parse(text) if text.strip() else None
-        return io.NodeOutput([[captions.embed(caption)[None], {}]])
+        tokens = captions.embed(caption)[None]
+        # Without a model: Wan takes no notice of what HunyuanVideo asks for.
+        family = families.HUNYUAN if model is None else family_of(model)
+        return io.NodeOutput([[tokens, family.conditioning(tokens)]])
 
 
 class CarnatorDemoEmptyLatent(io.ComfyNode):
@@ -116,7 +135,7 @@ class CarnatorDemoEmptyLatent(io.ComfyNode):
             node_id="CarnatorDemoEmptyLatent",
             display_name="Carnator Demo Empty Latent",
             category=CATEGORY,
-            description="An empty latent for the demo model: 4 frames of 32 x 32 pixels.",
+            description="An empty latent for a demo model: 4 frames of 32 x 32 pixels.",
             search_aliases=["empty video"],
             inputs=[
                 io.Int.Input(
@@ -125,20 +144,28 @@ class CarnatorDemoEmptyLatent(io.ComfyNode):
                     min=1,
                     max=16,
                     advanced=True,
-                    tooltip="Frames of the clip; the model was trained on 4.",
-                )
+                    tooltip="Frames of the clip; the models were trained on 4. LTX-Video takes "
+                    "even numbers.",
+                ),
+                io.Model.Input(
+                    "model",
+                    optional=True,
+                    tooltip="The demo model the latent is for; without it, tiny Wan.",
+                ),
             ],
             outputs=[io.Latent.Output(tooltip="For a sampler.")],
         )
 
     @classmethod
-    def execute(cls, frames: int = clips.FRAMES) -> io.NodeOutput:
-        side = clips.SIZE // clips.FOLD
-        return io.NodeOutput({"samples": torch.zeros(1, clips.CHANNELS, frames, side, side)})
+    def execute(
+        cls, frames: int = clips.FRAMES, model: io.Model.Type | None = None
+    ) -> io.NodeOutput:
+        family = families.WAN if model is None else family_of(model)
+        return io.NodeOutput({"samples": torch.zeros(family.latent_shape(frames))})
 
 
 class CarnatorDemoDecode(io.ComfyNode):
-    """Unfolds a latent of the demo model into frames; no VAE takes part."""
+    """Unfolds a latent of a demo model into frames; no VAE takes part."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -146,7 +173,7 @@ class CarnatorDemoDecode(io.ComfyNode):
             node_id="CarnatorDemoDecode",
             display_name="Carnator Demo Decode",
             category=CATEGORY,
-            description="Turns a latent of the demo model into frames and shows them moving. The "
+            description="Turns a latent of a demo model into frames and shows them moving. The "
             "latent is a fold of the pixels, so there is no VAE.",
             search_aliases=["vae decode"],
             is_output_node=True,
@@ -168,13 +195,14 @@ class CarnatorDemoDecode(io.ComfyNode):
     def execute(
         cls, latent: io.Latent.Type, model: io.Model.Type, enlarge: int = 8
     ) -> io.NodeOutput:
-        samples = latent["samples"]
-        if samples.ndim != 5 or samples.shape[1] != clips.CHANNELS:
+        samples, family = latent["samples"], family_of(model)
+        if samples.ndim != 5 or samples.shape[1] != family.channels:
             raise ValueError(
-                f"A latent of shape {list(samples.shape)} is not one of the demo model: use [1, "
-                f"{clips.CHANNELS}, frames, rows, columns], from Carnator Demo Empty Latent."
+                f"A latent of shape {list(samples.shape)} is not one of the {family.title} demo "
+                f"model: use [1, {family.channels}, frames, rows, columns], from Carnator Demo "
+                "Empty Latent with the same model."
             )
-        clip = clips.to_clip(host.model_space(model, samples.cpu()))
+        clip = family.to_clip(host.model_space(model, samples.cpu()))
         frames = clip.permute(0, 2, 3, 4, 1).flatten(0, 1).add(1).div(2)
         shown = magnified(frames, enlarge)
         return io.NodeOutput(shown, ui=moving(shown))

@@ -11,9 +11,10 @@ from torch import Tensor
 from .captions import BACKGROUNDS, COLORS, Caption, random_caption
 
 FRAMES, SIZE = 4, 32
-FOLD = 2  # space-to-depth factor: 3 colours x 2 x 2 = 12 live latent channels
-LIVE_CHANNELS = 3 * FOLD * FOLD
-CHANNELS = 16  # Wan's latent channel count; the last four stay zero
+Fold = tuple[int, int, int]  # frames, rows and columns that become channels of one place
+FOLD: Fold = (1, 2, 2)  # 3 colours x 2 x 2 = 12 live latent channels
+LIVE_CHANNELS = 3 * FOLD[0] * FOLD[1] * FOLD[2]
+CHANNELS = 16  # Wan's and HunyuanVideo's latent channel count; the last four stay zero
 SPEED = 2.5  # pixels a frame
 
 # Float palette in [-1, 1]: an integer one would truncate the anti-aliased edges.
@@ -71,22 +72,35 @@ def render(caption: Caption, rng: random.Random) -> Tensor:
     return clip
 
 
-def to_latent(clip: Tensor) -> Tensor:
-    """Fold clips [..., 3, F, H, W] into latents [..., 16, F, H/2, W/2]; invertible."""
-    folded = rearrange(clip, "... c f (h a) (w b) -> ... (c a b) f h w", a=FOLD, b=FOLD)
-    pad = folded.new_zeros(*folded.shape[:-4], CHANNELS - LIVE_CHANNELS, *folded.shape[-3:])
+def live_channels(fold: Fold = FOLD) -> int:
+    """How many channels of a latent hold pixels: three colours of every folded place."""
+    return 3 * fold[0] * fold[1] * fold[2]
+
+
+def to_latent(clip: Tensor, fold: Fold = FOLD, channels: int = CHANNELS) -> Tensor:
+    """Fold clips [..., 3, F, H, W] into latents [..., channels, F/t, H/a, W/b]; invertible.
+
+    The channels beyond the folded pixels are zero. Raises ValueError when they are too few.
+    """
+    t, a, b = fold
+    spare = channels - live_channels(fold)
+    if spare < 0:
+        raise ValueError(f"A fold of {fold} needs {live_channels(fold)} channels, not {channels}.")
+    folded = rearrange(clip, "... c (f t) (h a) (w b) -> ... (c t a b) f h w", t=t, a=a, b=b)
+    pad = folded.new_zeros(*folded.shape[:-4], spare, *folded.shape[-3:])
     return torch.cat([folded, pad], dim=-4)
 
 
-def to_clip(latent: Tensor) -> Tensor:
-    """Unfold latents [..., 16, F, h, w] into clips [..., 3, F, 2h, 2w], clamped to [-1, 1]."""
-    live = latent[..., :LIVE_CHANNELS, :, :, :]
-    clip = rearrange(live, "... (c a b) f h w -> ... c f (h a) (w b)", a=FOLD, b=FOLD)
+def to_clip(latent: Tensor, fold: Fold = FOLD) -> Tensor:
+    """Unfold latents [..., C, f, h, w] into clips [..., 3, f t, h a, w b], clamped to [-1, 1]."""
+    t, a, b = fold
+    live = latent[..., : live_channels(fold), :, :, :]
+    clip = rearrange(live, "... (c t a b) f h w -> ... c (f t) (h a) (w b)", t=t, a=a, b=b)
     return clip.clamp(-1, 1)
 
 
 def training_pair(rng: random.Random) -> tuple[Caption, Tensor]:
-    """A caption that is not held out, and the latent [16, 4, 16, 16] of a clip that shows it."""
+    """A caption that is not held out, and a clip [3, 4, 32, 32] that shows it."""
     while (caption := random_caption(rng)).held_out:
         pass
-    return caption, to_latent(render(caption, rng))
+    return caption, render(caption, rng)

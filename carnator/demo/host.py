@@ -1,4 +1,4 @@
-"""The embedded host: schedule, samplers and guidance around the tiny Wan backbone.
+"""The embedded host: schedule, samplers and guidance around the tiny backbones.
 
 It mirrors ComfyUI number for number (same noise, same "simple" schedule, same k-diffusion form
 of the samplers), so that a run here and a run there give the same latent.
@@ -21,14 +21,14 @@ from ..noise import bank_index, bank_seed
 from ..report import Report
 from ..request import Evaluation, Request, Settings, tensor_digest
 from ..store import Store
-from . import clips
 from .captions import Caption, embed
+from .families import WAN
 from .model import EmbeddedModel
 
 STEPS = 30
 CFG = 4.0
 SHIFT = 5.0
-SHAPE = (1, clips.CHANNELS, clips.FRAMES, clips.SIZE // clips.FOLD, clips.SIZE // clips.FOLD)
+SHAPE = WAN.shape
 TABLE = 1000  # entries of the host's table of noise levels
 
 Denoise = Callable[[Tensor, float], Tensor]
@@ -51,11 +51,11 @@ def simple_sigmas(steps: int, shift: float = SHIFT) -> Tensor:
     return torch.tensor([*picked, 0.0])
 
 
-def seed_noise(seed: int) -> Tensor:
-    """The noise [1, 16, 4, 16, 16] the host makes from a seed, 0 <= seed < 2**64."""
+def seed_noise(seed: int, shape: Sequence[int] = SHAPE) -> Tensor:
+    """The noise of a latent's shape that the host makes from a seed, 0 <= seed < 2**64."""
     if not 0 <= seed < 2**64:
         raise ValueError(f"The seed must be from 0 to 2**64 - 1, not {seed}.")
-    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
 
 
 def euler(denoise: Denoise, x: Tensor, sigmas: Tensor) -> Tensor:
@@ -113,10 +113,10 @@ def evaluation_count(sampler: str, steps: int) -> int:
 class Result:
     """What a generation gives back.
 
-    ``latent`` is [1, 16, 4, 16, 16], ``clip`` [3, 4, 32, 32] in [-1, 1], ``noise`` what
-    the run started from. ``seconds`` spans the sampler: from before the first evaluation to
-    after the last, matching and predictions included, background recording not. ``calls``
-    counts the model's forward passes. ``report`` is None for a run without Carnator.
+    ``latent`` has the shape of the model's family, ``clip`` is [3, 4, 32, 32] in [-1, 1],
+    ``noise`` what the run started from. ``seconds`` spans the sampler: from before the first
+    evaluation to after the last, matching and predictions included, background recording not.
+    ``calls`` counts the model's forward passes. ``report`` is None for a run without Carnator.
     """
 
     latent: Tensor
@@ -139,7 +139,7 @@ def make_request(
 ) -> Request:
     """Everything Carnator has to know about a generation before its first evaluation."""
     hard = {
-        "latent": f"wan {tuple(noise.shape)}",
+        "latent": f"{model.family.name} {tuple(noise.shape)}",
         "prediction": "flow",
         "initial": "empty",
         "image": "none",
@@ -188,6 +188,7 @@ def generate(
     cond = embed(caption)[None]
     uncond = None if cfg == 1 else embed(None)[None]
     first_call = model.calls
+    shape = model.family.shape
 
     def asked(noise: Tensor) -> Request:
         return make_request(
@@ -196,10 +197,10 @@ def generate(
 
     began = time.perf_counter()
     if noise is None and settings is not None and settings.noise_policy == "bank":
-        noise = seed_noise(bank_seed(bank_index(seed)))
+        noise = seed_noise(bank_seed(bank_index(seed)), shape)
         if not may_use_bank_noise(asked(noise), store):
             noise = None
-    noise = seed_noise(seed) if noise is None else noise
+    noise = seed_noise(seed, shape) if noise is None else noise
     run = None if settings is None else Run(settings, asked(noise), store)
 
     def denoise(x: Tensor, sigma: float) -> Tensor:
@@ -227,4 +228,4 @@ def generate(
     seconds = time.perf_counter() - began
     report = None if run is None else run.report
     calls = model.calls - first_call
-    return Result(latent, clips.to_clip(latent[0]), noise, seconds, calls, report)
+    return Result(latent, model.family.to_clip(latent[0]), noise, seconds, calls, report)

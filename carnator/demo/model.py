@@ -1,35 +1,38 @@
-"""Loads a tiny Wan checkpoint and answers for both branches of classifier-free guidance."""
+"""Loads a tiny checkpoint and answers for both branches of classifier-free guidance."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..backbones import architecture
-from .wan import WanConfig, WanTransformer
+from . import families
+from .families import WAN
 
-BUNDLED = Path(__file__).parent / "models" / "wan_tiny.safetensors"
+BUNDLED = WAN.path
 LORA_RANK = 4
 
 
 class EmbeddedModel:
     """A loaded backbone. ``calls`` counts forward passes; ``name`` is shown to people."""
 
-    def __init__(self, network: WanTransformer, name: str):
-        self.network = network.eval().requires_grad_(False)
+    def __init__(self, network: nn.Module, name: str):
+        self.family = families.of_network(network)
+        self.network: Any = network.eval().requires_grad_(False)
         self.name = name
         self.calls = 0
         self.fingerprint = fingerprint(network)
         self.architecture = architecture((k, v.shape) for k, v in network.state_dict().items())
 
     @property
-    def config(self) -> WanConfig:
+    def config(self) -> Any:
+        """The sizes of the network, of its family's config class."""
         return self.network.config
 
     @classmethod
@@ -48,12 +51,13 @@ class EmbeddedModel:
             with safe_open(path, "pt") as file:
                 state = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
                 metadata = file.metadata() or {}
-            network = WanTransformer(read_config(state, metadata))
+            family = families.of_checkpoint(state)
+            network = family.network(family.config.from_checkpoint(state, metadata))
             network.load_state_dict(state)
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{path} is not a checkpoint of the demo backbone ({reason}): give one that "
+                f"{path} is not a checkpoint of a demo backbone ({reason}): give one that "
                 "'python -m carnator demo train' wrote."
             ) from error
         return cls(network, path.stem)
@@ -85,23 +89,7 @@ class EmbeddedModel:
         return denoised[: len(x)], denoised[len(x) :]
 
 
-def read_config(state: dict[str, Tensor], metadata: dict[str, str]) -> WanConfig:
-    """Sizes of a checkpoint: from the shapes of its tensors and its "config" metadata."""
-    sizes = json.loads(metadata["config"])["transformer"]
-    patches = state["patch_embedding.weight"]
-    layers = {int(k.split(".")[1]) for k in state if k.startswith("blocks.")}
-    return WanConfig(
-        dim=patches.shape[0],
-        ffn_dim=state["blocks.0.ffn.0.weight"].shape[0],
-        num_heads=sizes["num_heads"],
-        num_layers=len(layers),
-        text_dim=sizes["text_dim"],
-        channels=patches.shape[1],
-        patch=(patches.shape[2], patches.shape[3], patches.shape[4]),
-    )
-
-
-def fingerprint(network: WanTransformer) -> str:
+def fingerprint(network: nn.Module) -> str:
     """A hash of all weights: it changes with a LoRA or any other patch."""
     h = hashlib.blake2b(digest_size=16)
     for name, value in sorted(network.state_dict().items()):
@@ -115,12 +103,14 @@ def with_lora(model: EmbeddedModel, strength: float = 0.05, seed: int = 0) -> Em
 
     A and B are random (seeded); A B is scaled to ``strength`` times the norm of W.
     """
-    network = WanTransformer(model.config)
+    network = model.family.network(model.config)
     state = {k: v.clone() for k, v in model.network.state_dict().items()}
+    patched = {id(p) for p in model.network.matrices()}
+    patched_names = {k for k, p in model.network.named_parameters() if id(p) in patched}
     generator = torch.Generator().manual_seed(seed)
     for name in sorted(state):
         w = state[name]
-        if w.ndim == 2 and name.startswith("blocks."):
+        if name in patched_names:
             a = torch.randn(w.shape[0], LORA_RANK, generator=generator)
             b = torch.randn(LORA_RANK, w.shape[1], generator=generator)
             change = a @ b

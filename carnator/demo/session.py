@@ -96,7 +96,7 @@ def same_bank_seed(seed: int) -> int:
 
 
 def wishes(
-    seed: int = 7, steps: int = host.STEPS, cfg: float = host.CFG, quick: bool = False
+    seed: int = 30, steps: int = host.STEPS, cfg: float = host.CFG, quick: bool = False
 ) -> list[Wish]:
     """The session's requests in order; ``quick`` leaves out all but one of each kind."""
     first = Wish("first clip", "first", FIRST, seed, steps, cfg)
@@ -135,7 +135,7 @@ def play(
     session: Sequence[Wish],
     store: Store,
     *,
-    preset: str = "balanced",
+    preset: str = "fast",
     repeats: int = 3,
     progress: Callable[[int], object] | None = None,
     before: Callable[[Wish], object] | None = None,

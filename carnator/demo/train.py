@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
-from . import captions, clips
-from .wan import WanConfig, WanTransformer
+from . import captions, clips, families
+from .curve import write_curve
+from .families import WAN, Family
+from .recipe import Recipe
 
 SIGMA_SHIFT = 3.0
+CHECKPOINT_EVERY, LOG_EVERY = 100, 20
 State = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything a training run depends on besides the code."""
-
-    steps: int = 6_800
-    restarts: tuple[int, ...] = (5_600,)  # where a decay ended and the rate rose once more
-    batch: int = 12
-    rate: float = 1.5e-3
-    warmup: int = 200
-    decay_share: float = 0.25
-    ema: float = 0.999
-    drop_caption: float = 0.1
-    seed: int = 0
-
-    def rate_at(self, step: int) -> float:
-        end = next(e for e in (*self.restarts, self.steps) if step < e)
-        left = max(0.02, (end - step) / int(end * self.decay_share))
-        return self.rate * min(1.0, (step + 1) / self.warmup, left)
 
 
 class Muon(Optimizer):
@@ -84,25 +67,15 @@ def orthogonalise(g: Tensor, iterations: int = 5) -> Tensor:
     return x.T if tall else x
 
 
-def initialise(model: WanTransformer, seed: int) -> None:
-    torch.manual_seed(seed)
-    for name, p in model.named_parameters():
-        if "modulation" in name:
-            nn.init.normal_(p, std=0.02)
-        elif p.ndim >= 2:
-            nn.init.xavier_uniform_(p.view(p.shape[0], -1))
-        elif "norm" not in name or name.endswith("bias"):
-            nn.init.zeros_(p)
-    nn.init.zeros_(model.head.head.weight)
-
-
-def batch_at(step: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def batch_at(
+    step: int, recipe: Recipe, family: Family = WAN
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Latents, text, sigmas and noise of one step; a function of the step and the seed alone."""
     rng = random.Random(f"carnator {recipe.seed} {step}")
     latents, texts = [], []
     for _ in range(recipe.batch):
-        caption, latent = clips.training_pair(rng)
-        latents.append(latent)
+        caption, clip = clips.training_pair(rng)
+        latents.append(family.to_latent(clip))
         texts.append(captions.embed(None if rng.random() < recipe.drop_caption else caption))
     generator = torch.Generator().manual_seed(rng.getrandbits(62))
     clean = torch.stack(latents)
@@ -111,24 +84,28 @@ def batch_at(step: int, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return clean, torch.stack(texts), sigma, torch.randn(clean.shape, generator=generator)
 
 
-def optimizers(model: nn.Module, rate: float) -> tuple[Optimizer, ...]:
+def optimizers(model: Any, rate: float) -> tuple[Optimizer, ...]:
     """Muon for the matrices of the blocks, AdamW for everything else."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("blocks")]
+    matrices = model.matrices()
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
     adam = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
     return Muon(matrices, rate), adam
 
 
-def train(recipe: Recipe, config: WanConfig, folder: Path, out: Path) -> None:
-    """Train and write ``out``; checkpoints and the loss log stay in ``folder``.
+def train(recipe: Recipe, config: Any, folder: Path, out: Path) -> None:
+    """Train the backbone of a config and write ``out``; checkpoints, the loss log and its plot
+    stay in ``folder``.
 
-    Run again with the same folder, it goes on from the last checkpoint.
+    Run again with the same folder, it goes on from the last checkpoint. The checkpoint that a
+    decay of the rate began from is kept as ``before_decay.safetensors``: put in the place of
+    ``checkpoint.safetensors``, it can be trained to another length.
     """
     torch.set_flush_denormal(True)
     folder.mkdir(parents=True, exist_ok=True)
-    model = WanTransformer(config)
-    initialise(model, recipe.seed)
+    family = families.of_config(config)
+    model = family.network(config)
+    model.initialise(recipe.seed)
     average = {k: v.detach().clone() for k, v in model.state_dict().items()}
     tools = optimizers(model, recipe.rate)
     checkpoint = folder / "checkpoint.safetensors"
@@ -138,7 +115,7 @@ def train(recipe: Recipe, config: WanConfig, folder: Path, out: Path) -> None:
     log = (folder / "loss.jsonl").open("a")
     began = time.monotonic()
     for step in bar:
-        clean, text, sigma, noise = batch_at(step, recipe)
+        clean, text, sigma, noise = batch_at(step, recipe, family)
         s = sigma.view(-1, 1, 1, 1, 1)
         velocity = compiled((1 - s) * clean + s * noise, sigma, text)
         loss = (velocity - (noise - clean)).square().mean()
@@ -153,17 +130,23 @@ def train(recipe: Recipe, config: WanConfig, folder: Path, out: Path) -> None:
         with torch.no_grad():
             for k, v in model.state_dict().items():
                 average[k].lerp_(v, 1 - keep)
-        if step % 20 == 0:
+        if step % LOG_EVERY == 0:
             seconds = round(time.monotonic() - began, 1)
             log.write(json.dumps({"step": step, "loss": loss.item(), "seconds": seconds}) + "\n")
             log.flush()
             bar.set_postfix(loss=f"{loss.item():.4f}")
-        if step % 500 == 499 or step == recipe.steps - 1:
-            save_checkpoint(checkpoint, model, average, tools, step + 1)
+        done = step + 1
+        decay_begins = done < recipe.steps and recipe.decay_from(done) == done
+        if done % CHECKPOINT_EVERY == 0 or done == recipe.steps or decay_begins:
+            save_checkpoint(checkpoint, model, average, tools, done)
+        if decay_begins:
+            shutil.copyfile(checkpoint, folder / "before_decay.safetensors")
+    log.close()
     save_model(out, average, config)
+    write_curve(folder / "loss.jsonl", folder / "loss.png", family.title)
 
 
-def save_model(path: Path, state: dict[str, Tensor], config: WanConfig) -> None:
+def save_model(path: Path, state: dict[str, Tensor], config: Any) -> None:
     """Write weights in the format the host's diffusion-model loader takes."""
     metadata = {"config": json.dumps(config.host_config()), "format": "pt"}
     save_file({k: v.contiguous() for k, v in state.items()}, path, metadata=metadata)

@@ -8,6 +8,7 @@ checkpoints, so one file serves this class and ComfyUI's loader alike.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -37,6 +38,25 @@ class WanConfig:
     def host_config(self) -> dict:
         """The part of the config that the host cannot read off the tensor shapes."""
         return {"transformer": {"num_heads": self.num_heads, "text_dim": self.text_dim}}
+
+    @classmethod
+    def from_checkpoint(cls, state: dict[str, Tensor], metadata: dict[str, str]) -> WanConfig:
+        """Sizes of a checkpoint: from the shapes of its tensors and its "config" metadata.
+
+        Raises KeyError or ValueError when it is not one of this architecture.
+        """
+        sizes = json.loads(metadata["config"])["transformer"]
+        patches = state["patch_embedding.weight"]
+        layers = {int(k.split(".")[1]) for k in state if k.startswith("blocks.")}
+        return cls(
+            dim=patches.shape[0],
+            ffn_dim=state["blocks.0.ffn.0.weight"].shape[0],
+            num_heads=sizes["num_heads"],
+            num_layers=len(layers),
+            text_dim=sizes["text_dim"],
+            channels=patches.shape[1],
+            patch=(patches.shape[2], patches.shape[3], patches.shape[4]),
+        )
 
     def as_dict(self) -> dict:
         return asdict(self)
@@ -170,6 +190,23 @@ class WanTransformer(nn.Module):
         if grid not in self._tables:
             self._tables[grid] = rotary_table(grid, self.config.dim // self.config.num_heads)
         return self._tables[grid].to(self.patch_embedding.weight.device)
+
+    def initialise(self, seed: int) -> None:
+        """Weights to train from: the first output is zero, so the loss starts at the target's
+        variance."""
+        torch.manual_seed(seed)
+        for name, p in self.named_parameters():
+            if "modulation" in name:
+                nn.init.normal_(p, std=0.02)
+            elif p.ndim >= 2:
+                nn.init.xavier_uniform_(p.view(p.shape[0], -1))
+            elif "norm" not in name or name.endswith("bias"):
+                nn.init.zeros_(p)
+        nn.init.zeros_(self.head.head.weight)
+
+    def matrices(self) -> list[nn.Parameter]:
+        """The weight matrices of the blocks."""
+        return [p for p in self.blocks.parameters() if p.ndim == 2]
 
     def forward(
         self,
