@@ -1,4 +1,4 @@
-"""A recorded run: the derivatives along its path, compactly encoded, for any sigma it covers."""
+"""A recorded run: the derivatives along its path, for any sigma it covers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .derivative import Branches
+from .coding import Decoder
 
 SAME_SIGMA = 1e-5  # relative difference below which two noise levels are one
 
@@ -16,50 +16,64 @@ def same_sigma(a: float, b: float) -> bool:
     return abs(a - b) <= SAME_SIGMA * max(abs(a), abs(b), 1e-6)
 
 
-def encode(d: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 values [P, C, ...] and float32 scales [P, C] of derivatives [P, C, ...] (P guidance
-    branches): symmetric rounding, one scale per channel. The relative RMS error is about 1 %."""
-    flat = d.detach().float().flatten(2)
-    scales = flat.abs().amax(2).clamp_min_(1e-12).div_(127)
-    values = torch.div(flat, scales[..., None]).round_().to(torch.int8)
-    return values.view(d.shape).cpu(), scales.cpu()
+class Path:
+    """Tensors [1, C, ...] along falling sigmas, linear in sigma between them.
 
+    ``start`` is the first one, ``encoded`` what a ``coding.Encoder`` made of the others. Where two
+    evaluations share a sigma (second-order samplers), the later one counts: it was made at the
+    corrected latent.
+    """
 
-def decode(values: Tensor, scales: Tensor) -> Branches:
-    """The branches [1, C, ...] in float32 behind ``encode``'s result."""
-    shape = (*scales.shape, *(1,) * (values.ndim - 2))
-    parts = (values.float() * scales.view(shape)).split(1)
-    return Branches(*parts)
+    def __init__(self, sigmas: Sequence[float], start: Tensor, encoded: Sequence[Tensor]) -> None:
+        self._sigmas, self._decoder = list(sigmas), Decoder(start, encoded)
+        self._nodes: list[tuple[float, int]] = []  # sigma, place in what was encoded
+        for i, sigma in enumerate(sigmas):
+            if self._nodes and same_sigma(self._nodes[-1][0], sigma):
+                self._nodes.pop()
+            self._nodes.append((sigma, i))
+
+    def to(self, device: torch.device) -> Path:
+        """The path with its tensors on a device."""
+        encoded = [data.to(device) for data in self._decoder.encoded]
+        return Path(self._sigmas, self._decoder.start.to(device), encoded)
+
+    def at(self, sigma: float) -> Tensor:
+        """The tensor at a sigma. Below the last node that node counts.
+
+        Raises ValueError above the first node: the donor says nothing there.
+        """
+        for n, (s, i) in enumerate(self._nodes):
+            if same_sigma(s, sigma):
+                return self._decoder[i]
+            if s < sigma:
+                if n == 0:
+                    raise ValueError(
+                        f"The donor's schedule starts at sigma {s:.4f} and cannot answer for "
+                        f"{sigma:.4f}."
+                    )
+                above, before = self._nodes[n - 1]
+                weight = (above - sigma) / (above - s)
+                return torch.lerp(self._decoder[before], self._decoder[i], weight)
+        return self._decoder[self._nodes[-1][1]]
 
 
 class Trajectory:
     """Answers for the donor's derivative at any sigma its schedule covers.
 
-    ``sigmas`` [S] are those of the recorded evaluations, not rising; ``values`` and ``scales`` are
-    what ``encode`` made of each. Where two evaluations share a sigma (second-order samplers), the
-    later one counts: it was made at the corrected latent.
+    Args:
+        guided: the guided derivatives, as the donor's sampler met them.
+        cfg: the guidance scale they were made at.
+        guidance: cond - uncond at some of the sigmas, where guidance was taken apart; it changes
+            slowly, and takes the guided derivative to another scale.
     """
 
-    def __init__(self, sigmas: Sequence[float], values: Sequence[Tensor], scales: Sequence[Tensor]):
-        self._nodes: list[tuple[float, Tensor, Tensor]] = []
-        for node in zip(sigmas, values, scales, strict=True):
-            if self._nodes and same_sigma(self._nodes[-1][0], node[0]):
-                self._nodes.pop()
-            self._nodes.append(node)
-        self._decoded: dict[int, Branches] = {}
+    def __init__(self, guided: Path, cfg: float = 1.0, guidance: Path | None = None) -> None:
+        self._guided, self._cfg, self._guidance = guided, cfg, guidance
 
     def to(self, device: torch.device) -> Trajectory:
         """The trajectory with its encoded tensors on a device."""
-        sigmas, values, scales = zip(*self._nodes, strict=True)
-        return Trajectory(sigmas, [v.to(device) for v in values], [s.to(device) for s in scales])
-
-    def _node(self, i: int) -> Branches:
-        """Decoded branches of node i; the two used last stay decoded."""
-        if i not in self._decoded:
-            while len(self._decoded) >= 2:
-                del self._decoded[next(iter(self._decoded))]
-            self._decoded[i] = decode(*self._nodes[i][1:])
-        return self._decoded[i]
+        guidance = None if self._guidance is None else self._guidance.to(device)
+        return Trajectory(self._guided.to(device), self._cfg, guidance)
 
     def at(self, sigma: float, cfg: float) -> Tensor:
         """The donor's guided derivative [1, C, ...] (float32) at a sigma and a guidance scale,
@@ -67,16 +81,7 @@ class Trajectory:
 
         Raises ValueError above the first node: the donor says nothing there.
         """
-        for i, (s, _, _) in enumerate(self._nodes):
-            if same_sigma(s, sigma):
-                return self._node(i).at(cfg)
-            if s < sigma:
-                if i == 0:
-                    raise ValueError(
-                        f"The donor's schedule starts at sigma {s:.4f} and cannot answer for "
-                        f"{sigma:.4f}."
-                    )
-                above = self._nodes[i - 1][0]
-                weight = (above - sigma) / (above - s)
-                return torch.lerp(self._node(i - 1).at(cfg), self._node(i).at(cfg), weight)
-        return self._node(len(self._nodes) - 1).at(cfg)
+        d = self._guided.at(sigma)
+        if self._guidance is None or cfg == self._cfg:
+            return d
+        return torch.add(d, self._guidance.at(sigma), alpha=cfg - self._cfg)

@@ -1,61 +1,44 @@
 """The index: diskcache over one SQLite file, hardened against a folder that others could write.
 
-Three kinds of rows, all with text keys and JSON bytes or a file as value:
-``record:<id>`` the payload file, ``entry:<id>`` the sealed entry (tag = partition), which makes
-the record visible, and ``use:<id>`` how often it was used. ``totals`` counts over all records.
+Rows have text keys and JSON or packed bytes as value. Per record:
+
+- ``record:<id>`` names the payload file (tag = state, none for a visible record);
+- ``entry:<id>`` is the sealed entry (tag = partition), which makes the record visible;
+- ``brief:<partition>:<id>`` is what operations over all records need of it (tag = the request);
+- ``use:<id>`` says how often it was used, ``pin:<id>`` that it stays.
+
+``totals`` counts use over all records, ``changes`` counts changes, ``claim:<name>`` says who holds
+a name, ``limit`` is the last size limit, ``ready`` says that the index is complete. Rows of other
+kinds are left alone: a later version may know them.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
-import sqlite3
+import secrets
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from sqlite3 import Error as SqliteError
 from typing import Any, BinaryIO
 
 from diskcache import Cache, Timeout  # type: ignore[import-untyped]
-from diskcache.core import DBNAME, ENOVAL, METADATA
+from diskcache.core import ENOVAL, METADATA
 
-from .disk import FILE_NAME, MODE_BINARY, MODE_RAW, PlainDisk, UnsafeRow
+from .disk import MODE_BINARY, MODE_RAW, PlainDisk, UnsafeRow
+from .errors import RecordError
+from .record import dumps, loads
+from .schema import LOCK_TIMEOUT, SETTINGS, plain_text
 
 log = logging.getLogger("carnator")
 
 # Passing trouble and damage alike: what a database call can raise besides our own errors.
-TROUBLE = (OSError, sqlite3.Error, Timeout, UnsafeRow)
-LOCK_TIMEOUT = 15.0  # seconds to wait for another process's write
-SETTINGS: dict[str, Any] = {
-    "statistics": 0,
-    "tag_index": 1,
-    "eviction_policy": "none",  # the store evicts by value itself
-    "size_limit": 1 << 62,
-    "cull_limit": 0,
-    "sqlite_auto_vacuum": 1,
-    "sqlite_cache_size": 1 << 11,  # pages
-    "sqlite_journal_mode": "wal",
-    "sqlite_mmap_size": 0,  # a mapped file that shrinks kills the process
-    "sqlite_synchronous": 1,
-    "sqlite_trusted_schema": 0,
-    "disk_min_file_size": 1 << 22,  # index rows stay in the database
-    "disk_pickle_protocol": 0,  # diskcache insists on the setting; PlainDisk ignores it
-}
-# Everything diskcache creates, and nothing that could carry code: no views, no generated columns.
-_SCHEMA = re.compile(
-    r"CREATE TABLE (Settings|Cache) ?\([^()]*\)"
-    r"|CREATE UNIQUE INDEX Cache_key_raw ON Cache ?\(key, raw\)"
-    r"|CREATE INDEX Cache_(?!key_raw)\w+ ON Cache ?\([\w, ]+\)( WHERE \w+ IS NOT NULL)?"
-    r"|CREATE TRIGGER Settings_(count|size)_(insert|update|delete) AFTER (INSERT|UPDATE|DELETE)"
-    r" ON Cache FOR EACH ROW BEGIN UPDATE Settings SET value = value [+-] (1|NEW\.size|OLD\.size)"
-    r'( - OLD\.size)? WHERE key = "(count|size)"; END'
-)
-_COLUMNS = {
-    "Settings": "key value",
-    "Cache": "rowid key raw store_time expire_time access_time access_count tag size mode filename"
-    " value",
-}
+TROUBLE = (OSError, SqliteError, Timeout, UnsafeRow)
+# States of a record row, in its tag; a visible record has none.
+WRITING, GONE = "writing", "gone"
+ID_LENGTH = 32  # characters
 
 
 class SafeCache(Cache):  # type: ignore[misc]
@@ -75,61 +58,189 @@ class SafeCache(Cache):  # type: ignore[misc]
             return super().reset(key, SETTINGS[key], update)
         return super().reset(key, value, update) if key in METADATA else None
 
+    # Looking.
+
     def ids(self, partition: str | None = None) -> list[str]:
-        """Ids of the visible records, from an index of the database alone."""
-        args: tuple[str, ...] = () if partition is None else (partition,)
-        where = "key >= 'entry:' AND key < 'entry;' AND raw = 1"
-        rows = self._sql(
-            f"SELECT CAST(key AS BLOB) FROM Cache WHERE {'tag = ?' if args else where}", args
-        )
-        keys = (_text(key) for (key,) in rows)
+        """Ids of the visible records."""
+        if partition is None:
+            return self.names("entry")
+        query = "SELECT CAST(key AS BLOB) FROM Cache WHERE tag = ? AND raw = 1"
+        keys = (plain_text(key) for (key,) in self._sql(query, (partition,)))
         return [key.removeprefix("entry:") for key in keys if key.startswith("entry:")]
+
+    def same_request(self, partition: str, identity: str) -> list[str]:
+        """Ids of the visible records of a request."""
+        query = "SELECT CAST(key AS BLOB) FROM Cache WHERE tag = ? AND raw = 1"
+        rows = self._sql(query, (request_tag(partition, identity),))
+        return [plain_text(key).rpartition(":")[2] for (key,) in rows]
+
+    def briefed(self, partition: str) -> list[str]:
+        """Ids of the records of a partition that have a brief, from the index of keys alone, and
+        in one piece: there can be thousands, and this is on the way of every request."""
+        prefix = f"brief:{partition}"
+        start, length = len(prefix) + 2, len(prefix) + 1 + ID_LENGTH
+        query = (
+            "SELECT CAST(GROUP_CONCAT(SUBSTR(CAST(key AS BLOB), ?), '') AS BLOB) FROM Cache"
+            f" WHERE {_RANGE} AND raw = 1 AND LENGTH(CAST(key AS BLOB)) = ?"
+        )
+        row = self._sql(query, (start, *_bounds(prefix), length)).fetchone()
+        ids = bytes(row[0] or b"").decode("latin-1")  # a byte a character, whatever it is
+        return [ids[i : i + ID_LENGTH] for i in range(0, len(ids), ID_LENGTH)]
+
+    def tally(self, prefix: str) -> int:
+        """How many keys begin with "<prefix>:"."""
+        query = f"SELECT COUNT(*) FROM Cache WHERE {_RANGE} AND raw = 1"
+        return int(self._sql(query, _bounds(prefix)).fetchone()[0])
 
     def small(self, key: str) -> bytes | None:
         """The bytes kept in a row itself; None without a row. UnsafeRow for any other content."""
-        query = f"SELECT {_SMALL} FROM Cache WHERE key = ? AND raw = 1"
+        query = f"SELECT {_SMALL} FROM Cache WHERE {_KEY}"
         row = self._sql(query, (key,)).fetchone()
-        return None if row is None else _plain(*row)
+        if row is None:
+            return None
+        mode, kind, value = row
+        if mode != MODE_RAW or kind != "blob":
+            raise UnsafeRow(f"a row has storage mode {mode!r} and a {kind}, which is not ours")
+        return bytes(value)
 
-    def usage(self) -> dict[str, bytes]:
-        """Usage rows by record id."""
-        query = (
-            f"SELECT CAST(key AS BLOB), {_SMALL} FROM Cache"
-            " WHERE key >= 'use:' AND key < 'use;' AND raw = 1 AND mode = 1"
-        )
-        return {_text(key)[4:]: bytes(row[2] or b"") for key, *row in self._sql(query)}
+    def names(self, prefix: str) -> list[str]:
+        """What follows "<prefix>:" in all keys that begin so, from the index of keys alone."""
+        query = f"SELECT CAST(key AS BLOB) FROM Cache WHERE {_RANGE} AND raw = 1"
+        keys = self._sql(query, _bounds(prefix))
+        return [plain_text(key)[len(prefix) + 1 :] for (key,) in keys]
 
-    def open_payload(self, record_id: str) -> BinaryIO:
-        """Open a record's payload. KeyError without a row, FileNotFoundError without a file."""
-        query = "SELECT mode, CAST(filename AS BLOB) FROM Cache WHERE key = ? AND raw = 1"
+    def smalls(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """What follows "<prefix>:" in a key, and the bytes in its row, for all that begin so."""
+        query = f"SELECT CAST(key AS BLOB), {_SMALL} FROM Cache WHERE {_RANGE} AND raw = 1"
+        # All at once: who looks at them may delete some.
+        for key, mode, kind, value in self._sql(query, _bounds(prefix)).fetchall():
+            if mode == MODE_RAW and kind == "blob":
+                yield plain_text(key)[len(prefix) + 1 :], bytes(value)
+
+    def payload_name(self, record_id: str) -> str:
+        """File name of a record's payload. KeyError without a row, UnsafeRow if it is not ours."""
+        query = f"SELECT mode, CAST(filename AS BLOB) FROM Cache WHERE {_KEY}"
         row = self._sql(query, (f"record:{record_id}",)).fetchone()
         if row is None:
             raise KeyError(record_id)
         if row[0] != MODE_BINARY:
             raise UnsafeRow(f"its row has storage mode {row[0]!r}, which this store never writes")
-        stream: BinaryIO = self._disk.fetch(MODE_BINARY, _text(row[1]), None, True)
+        return plain_text(row[1])
+
+    def open_payload(self, filename: str) -> BinaryIO:
+        """Open a payload file. FileNotFoundError without one, UnsafeRow for any path trick."""
+        stream: BinaryIO = self._disk.fetch(MODE_BINARY, filename, None, True)
         return stream
 
     def volume_bytes(self) -> int:
-        """Bytes of all payload files and index rows."""
-        query = "SELECT TOTAL(size) + TOTAL(LENGTH(value)) FROM Cache"
-        return int(self._sql(query).fetchone()[0])
+        """Bytes of all payload files and of what the index says of them. The database keeps the
+        sum; ``count_bytes`` makes sure of it."""
+        row = self._sql("SELECT value FROM Settings WHERE key = 'size'").fetchone()
+        if row is None or type(row[0]) not in (int, float) or not 0 <= row[0] < 1 << 62:
+            return self.count_bytes()
+        return int(row[0])
+
+    def count_bytes(self) -> int:
+        """``volume_bytes``, added up anew."""
+        self._sql(
+            "INSERT OR REPLACE INTO Settings VALUES"
+            " ('size', (SELECT CAST(TOTAL(size) AS INTEGER) FROM Cache))"
+        )
+        return int(self._sql("SELECT value FROM Settings WHERE key = 'size'").fetchone()[0])
 
     def payload_files(self) -> dict[str, str]:
         """Key by file name (with "/") of every row that has a file."""
         query = "SELECT CAST(key AS BLOB), CAST(filename AS BLOB) FROM Cache WHERE filename NOTNULL"
-        return {_text(name).replace("\\", "/"): _text(key) for key, name in self._sql(query)}
+        rows = self._sql(query)
+        return {plain_text(name).replace("\\", "/"): plain_text(key) for key, name in rows}
 
-    def adopt(self, key: str, filename: str, size: int) -> bool:
-        """Add a row for a payload file that has none; False if the key is already taken."""
-        filename = filename.replace("/", os.sep)
+    def unfinished(self) -> list[tuple[str, str, str]]:
+        """(id, state, file name) of records being written or deleted."""
+        query = (
+            "SELECT CAST(key AS BLOB), tag, CAST(filename AS BLOB) FROM Cache"
+            f" WHERE tag IN ('{WRITING}', '{GONE}') AND {_RANGE} AND raw = 1"
+        )
+        rows = self._sql(query, _bounds("record"))
+        return [(plain_text(key)[7:], tag, plain_text(name)) for key, tag, name in rows]
+
+    def changes(self) -> tuple[int, int]:
+        """Counters of changes: to which records there are, and to anything a person can see."""
+        row = self.small("changes")
+        try:
+            records, anything = loads((row or b"").decode("ascii"))
+            if type(records) is int and type(anything) is int:
+                return records, anything
+        except (RecordError, TypeError, ValueError):
+            pass
+        return 0, 0
+
+    # Changing.
+
+    @contextmanager
+    def change(self, records: bool = True) -> Iterator[None]:
+        """One transaction: all of it or nothing, and counted as a change."""
+        with self.transact():
+            yield
+            known, anything = self.changes()
+            if not anything:  # a new index must not repeat the counts of the one before it
+                known = anything = secrets.randbits(48)
+            self.set("changes", dumps([known + records, anything + 1]).encode("ascii"))
+
+    def reserve(self, record_id: str, size: int) -> str:
+        """Add the invisible row of a record about to be written; returns its file's name."""
+        filename: str = self._disk.filename()[0]
+        self.adopt(record_id, filename, size, WRITING)
+        return filename
+
+    def adopt(self, record_id: str, filename: str, size: int, state: str | None = None) -> bool:
+        """Add a record row for a payload file; False if the record already has one."""
+        filename, key = filename.replace("/", os.sep), f"record:{record_id}"
         with self._transact() as (sql, _):
-            query = "SELECT 1 FROM Cache WHERE key = ? AND raw = 1"
+            query = f"SELECT 1 FROM Cache WHERE {_KEY}"
             if sql(query, (key,)).fetchone() is not None:
                 return False
-            columns = (None, None, size, MODE_BINARY, filename, None)
-            self._row_insert(key, True, time.time(), columns)
+            self._row_insert(
+                key, True, time.time(), (None, state, size, MODE_BINARY, filename, None)
+            )
             return True
+
+    def settle(self, record_id: str) -> None:
+        """Mark a record's payload as completely written."""
+        self._sql(f"UPDATE Cache SET tag = NULL WHERE {_KEY}", (f"record:{record_id}",))
+
+    def hide(self, record_ids: Iterable[str]) -> int:
+        """Make records invisible for good, within a ``change``; returns how many were visible."""
+        found = 0
+        for record_id in record_ids:
+            entry = (f"entry:{record_id}",)
+            row = self._sql(f"SELECT CAST(tag AS BLOB) FROM Cache WHERE {_KEY}", entry).fetchone()
+            found += row is not None
+            partition = plain_text(row[0]) if row else ""
+            for kind in ("entry", f"brief:{partition}", "use", "pin"):
+                self._sql(f"DELETE FROM Cache WHERE {_KEY}", (f"{kind}:{record_id}",))
+            self._sql(f"UPDATE Cache SET tag = '{GONE}' WHERE {_KEY}", (f"record:{record_id}",))
+        return found
+
+    def forget(self, record_ids: Iterable[str]) -> None:
+        """Delete the files, then the rows, of hidden records. A file that cannot be deleted (open
+        elsewhere, on Windows) keeps its row, and is tried again with the next record written."""
+        gone = f"{_KEY} AND tag = '{GONE}'"
+        query = f"SELECT mode, CAST(filename AS BLOB) FROM Cache WHERE {gone}"
+        for record_id in record_ids:
+            key = (f"record:{record_id}",)
+            row = self._sql(query, key).fetchone()
+            if row is None:
+                continue
+            if row[0] != MODE_BINARY or self._disk.remove(plain_text(row[1])):
+                self._sql(f"DELETE FROM Cache WHERE {gone}", key)
+
+    def trim(self, kind: str, most: int) -> None:
+        """Keep the ``most`` newest rows of a kind."""
+        self._sql(
+            f"DELETE FROM Cache WHERE rowid IN (SELECT rowid FROM Cache WHERE {_RANGE}"
+            " AND raw = 1 ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+            (*_bounds(kind), most),
+        )
 
     def remove_file(self, filename: str) -> None:
         """Delete a payload file that belongs to no row."""
@@ -141,111 +252,26 @@ class SafeCache(Cache):  # type: ignore[misc]
         for rowid, filename in found:
             self._sql("DELETE FROM Cache WHERE rowid = ?", (rowid,))
             if filename is not None:
-                self._disk.remove(_text(filename))
+                self._disk.remove(plain_text(filename))
         if found:
             log.warning("Store %s: dropped %d foreign rows.", self.directory, len(found))
 
 
+def request_tag(partition: str, identity: str) -> str:
+    """The tag of a brief's row; no partition, which is the tag of an entry's, holds a colon."""
+    return f"{partition}:{identity}"
+
+
+def _bounds(prefix: str) -> tuple[str, str]:
+    """The bounds of the keys that begin with "<prefix>:"; ";" is the character after ":"."""
+    return f"{prefix}:", f"{prefix};"
+
+
+_KEY = "key = ? AND raw = 1"
+_RANGE = "key >= ? AND key < ?"
 # Read as bytes: a TEXT value that is not UTF-8 would make the whole query fail.
 _SMALL = "mode, typeof(value), CAST(value AS BLOB)"
 _FOREIGN = (
     "raw IS NOT 1 OR typeof(key) <> 'text' OR typeof(mode) <> 'integer' OR mode NOT IN (1, 2)"
     " OR expire_time NOTNULL OR (mode = 1 AND typeof(value) <> 'blob')"
 )
-
-
-def _plain(mode: Any, kind: str, value: Any) -> bytes:
-    if mode != MODE_RAW or kind != "blob":
-        raise UnsafeRow(f"a row has storage mode {mode!r} and a {kind}, which is not ours")
-    return bytes(value)
-
-
-def _text(value: Any) -> str:
-    return bytes(value or b"").decode("utf-8", "replace")
-
-
-def payload_files_on_disk(root: Path) -> list[str]:
-    """Names ("ab/cd/....val") of all payload files under ``root``, linked folders left out."""
-    names = []
-    for folder, _, files in os.walk(root):
-        sub = Path(folder).relative_to(root).as_posix()
-        names += [f"{sub}/{file}" for file in files if FILE_NAME.fullmatch(f"{sub}/{file}")]
-    return names
-
-
-def open_database(root: Path) -> tuple[SafeCache, list[str]]:
-    """Open the index in ``root``; a damaged or foreign one is deleted and made anew.
-
-    Returns the cache and, if it is new, the payload files that were there before it: nobody can
-    be in the middle of writing those. Raises what SQLite and the file system raise for passing
-    reasons (locked, read-only, full).
-    """
-    fault, fresh = _examine(root / DBNAME)
-    orphans: list[str] = []
-    if fresh:
-        orphans = payload_files_on_disk(root)
-        if not _examine(root / DBNAME)[1]:
-            orphans = []  # another process was quicker, and takes care of them
-    if fault is None:
-        try:
-            return SafeCache(root), orphans
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            fault = str(error)
-    log.warning("Store %s: the index is not usable (%s); rebuilding it.", root, fault)
-    orphans = payload_files_on_disk(root)
-    discard_database(root)
-    return SafeCache(root), orphans
-
-
-def discard_database(root: Path) -> None:
-    """Delete the index; payload files stay, to be adopted by a new one."""
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            (root / f"{DBNAME}{suffix}").unlink()
-
-
-def database_identity(root: Path) -> tuple[int, int] | None:
-    """What tells this database file from another one at the same path; None if there is none."""
-    try:
-        status = os.stat(root / DBNAME)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether an error means a malformed or foreign database rather than passing trouble."""
-    # Locked, full, read-only and I/O trouble are subclasses; damage is the class itself.
-    return type(error) is sqlite3.DatabaseError
-
-
-def _examine(path: Path) -> tuple[str | None, bool]:
-    """Why a database file cannot be one of ours (None if it can), and if it is new."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return "it is not a plain file", False
-    if not path.exists():
-        return None, True
-    with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT, isolation_level=None)) as connection:
-        sql: Callable[..., sqlite3.Cursor] = connection.execute
-        try:
-            sql("PRAGMA trusted_schema = 0")
-            for (text,) in sql("SELECT CAST(sql AS BLOB) FROM sqlite_master WHERE sql NOTNULL"):
-                if not _SCHEMA.fullmatch(" ".join(_text(text).split())):
-                    return f"foreign schema: {_text(text)!r:.80}", False
-            present = set()
-            for table, expected in _COLUMNS.items():
-                columns = [row[1] for row in sql(f"PRAGMA table_info({table})")]
-                if columns and columns != expected.split():
-                    return f"foreign columns in table {table}", False
-                present |= {table} if columns else set()
-            if "Settings" in present:
-                for (key,) in sql("SELECT CAST(key AS BLOB) FROM Settings"):
-                    if _text(key) not in SETTINGS and _text(key) not in METADATA:
-                        return f"foreign setting: {_text(key)!r:.80}", False
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            return str(error), False
-    return None, "Cache" not in present

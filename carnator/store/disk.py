@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import zlib
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from diskcache import UNKNOWN, Disk  # type: ignore[import-untyped]
 from diskcache.core import MODE_BINARY, MODE_RAW
@@ -24,22 +24,50 @@ CHUNK = 1 << 22  # bytes per write
 INT64 = 1 << 63
 # What diskcache's own Disk.filename makes; anything else in a row could point out of the folder.
 FILE_NAME = re.compile(r"[0-9a-f]{2}[/\\][0-9a-f]{2}[/\\][0-9a-f]{28}\.val")
+# A planted pipe must not block the open, nor a link lead out of the folder.
+READ_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
+
+
+# Windows' other kind of link (Python 3.12 and newer can tell).
+is_junction = getattr(os.path, "isjunction", lambda _: False)
 
 
 class UnsafeRow(Exception):
     """A row that this package cannot have written: pickle, a foreign mode, a path trick."""
 
 
+def open_plain(path: Path | str) -> BinaryIO:
+    """Open a file for reading if it is a plain one. UnsafeRow if not, OSError if that fails."""
+    descriptor = os.open(path, READ_FLAGS)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnsafeRow(f"{os.path.basename(path)} is not a plain file")
+    return open(descriptor, "rb")
+
+
+class Source(Protocol):
+    """Where a payload's bytes come from, at most ``size`` at a time; nothing at the end."""
+
+    def read(self, size: int, /) -> Any: ...
+
+
 class PlainDisk(Disk):  # type: ignore[misc]
-    """Keys are str; values are bytes, str, int, float, or a binary stream (``read=True``)."""
+    """Keys are str; values are short bytes, str, int or float. Payload files stand apart."""
 
     def __init__(self, directory: str, min_file_size: int = 0, **_ignored: Any) -> None:
-        """``min_file_size``: bytes from which a value goes to a file of its own.
+        """``min_file_size``: bytes from which a value is refused, being no index row.
 
         Further ``disk_*`` settings (the pickle protocol is one) come from diskcache's defaults or
         from the settings table, and mean nothing here.
         """
         super().__init__(directory, min_file_size=min_file_size)
+        self._root = os.path.realpath(directory)
 
     def hash(self, key: Any) -> int:
         """Portable 32-bit hash of a str key."""
@@ -57,23 +85,15 @@ class PlainDisk(Disk):  # type: ignore[misc]
             raise UnsafeRow("a row's key is not plain text; it may be pickled")
         return key
 
-    def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> tuple[int, int, str | None, Any]:
+    def store(self, value: Any, read: bool, key: Any = UNKNOWN) -> tuple[int, int, None, Any]:
         """Value to ``(size, mode, file name, database value)``. TypeError without a plain form."""
-        if read:
-            if not callable(getattr(value, "read", None)):
-                raise TypeError(f"A stream must have read(), {type(value).__name__} has not.")
-            return self._to_file(iter(lambda: value.read(CHUNK), b""), key)
         # Exact types: a bool or a subclass would come back as something else.
-        if type(value) is str or type(value) is bytes:
-            if len(value) < self.min_file_size:
-                return 0, MODE_RAW, None, value
-            if type(value) is bytes:
-                return self._to_file(iter([value]), key)
-        elif _is_plain_number(value):
+        short = type(value) in (str, bytes) and len(value) < self.min_file_size
+        if not read and (short or _is_plain_number(value)):
             return 0, MODE_RAW, None, value
         raise TypeError(
-            f"A store value must be bytes, short str, 64-bit int, finite float or a binary stream, "
-            f"not {type(value).__name__}."
+            "A store value must be short bytes or str, a 64-bit int or a finite float, "
+            f"not {'a stream' if read else type(value).__name__}."
         )
 
     def fetch(self, mode: Any, filename: Any, value: Any, read: bool) -> Any:
@@ -84,45 +104,53 @@ class PlainDisk(Disk):  # type: ignore[misc]
         """
         if mode == MODE_RAW and type(value) in (bytes, str, int, float):
             return value
-        if mode == MODE_BINARY:
-            stream = open(self.path(filename), "rb")  # noqa: SIM115 - handed to the caller
-            if read:
-                return stream
-            with stream:
-                return stream.read()
+        if mode == MODE_BINARY and read:
+            return open_plain(self._locate(filename))
         raise UnsafeRow(f"a row has storage mode {mode!r}, which this store never writes")
 
-    def remove(self, file_path: Any) -> None:
-        """Delete a value's file and the sub-folders it leaves empty; never the store folder."""
-        with suppress(UnsafeRow, OSError):
+    def remove(self, file_path: Any) -> bool:
+        """Delete a payload file and the sub-folders it leaves empty, never the store folder.
+        False if the file is still there."""
+        try:
             path = self.path(file_path)
+        except UnsafeRow:
+            return True  # not ours, wherever it leads
+        try:
             path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return False
+        with suppress(OSError):
             path.parent.rmdir()
             path.parent.parent.rmdir()
+        return True
 
     def path(self, filename: Any) -> Path:
-        """Full path of a value file. UnsafeRow if the name is not ours or leads elsewhere."""
+        """Full path of a payload file. UnsafeRow if the name is not ours or leads elsewhere."""
+        return Path(self._locate(filename))
+
+    def _locate(self, filename: Any) -> str:
         if type(filename) is not str or not FILE_NAME.fullmatch(filename):
             raise UnsafeRow(f"a row names the file {filename!r}, which this store never writes")
-        root = os.path.realpath(self._directory)
-        path = os.path.join(root, filename)
-        if os.path.realpath(path) != os.path.normpath(path):
-            raise UnsafeRow(f"the file {filename!r} is reached through a link")
-        return Path(path)
+        # Of known form: two folders of two characters, and the file.
+        outer = f"{self._root}{os.sep}{filename[:2]}"
+        inner = f"{outer}{os.sep}{filename[3:5]}"
+        path = f"{inner}{os.sep}{filename[6:]}"
+        for part in (outer, inner, path):
+            if os.path.islink(part) or is_junction(part):
+                raise UnsafeRow(f"the file {filename!r} is reached through a link")
+        return path
 
-    def _to_file(self, chunks: Iterator[Any], key: Any) -> tuple[int, int, str, None]:
-        filename, full_path = self.filename(key)
-        return self._write(full_path, chunks, "xb"), MODE_BINARY, filename, None
-
-    def _write(
-        self, full_path: str, iterator: Iterable[Any], mode: str, encoding: str | None = None
-    ) -> int:
-        """Write, flush to the device, return the size. A failed write leaves nothing behind."""
-        writer = self._create(Path(full_path))
-        complete = False
+    def write(self, filename: str, source: Source) -> int:
+        """Write a new payload file, flush it to the device, return its size. A failed write leaves
+        nothing behind."""
+        path = self.path(filename)
+        writer, complete, size = self._create(path), False, 0
         try:
             with writer:
-                size = sum(writer.write(chunk) for chunk in iterator)
+                while chunk := source.read(CHUNK):
+                    size += writer.write(chunk)
                 writer.flush()
                 # A row must never point at bytes that a power cut can still take away.
                 os.fsync(writer.fileno())
@@ -131,7 +159,7 @@ class PlainDisk(Disk):  # type: ignore[misc]
         finally:
             if not complete:
                 with suppress(OSError):
-                    os.unlink(full_path)
+                    path.unlink()
 
     @staticmethod
     def _create(path: Path) -> BinaryIO:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from .errors import RecordError
 
-FORMAT = 1  # version of the record format; readers refuse any other
+FORMAT = 2  # version of the record format; readers refuse any other
 SIGNATURE_LIMIT = 1 << 14  # numbers
 META_LIMIT = 1 << 20  # characters of JSON
 RECORD_ID = re.compile(r"[0-9a-f]{32}")
-NAME = re.compile(r"[0-9A-Za-z_.:-]{1,128}")  # partition and identity: hex hashes in practice
+NAME = re.compile(r"[0-9A-Za-z_.-]{1,128}")  # partition and identity: hex hashes in practice
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,8 @@ class Draft:
     meta: JSON-able, finite numbers only; ``seconds`` (of the dense run) weighs in eviction.
     tensors: CPU tensors of plain dtypes, finite.
     signature: float16 [K], finite, may be empty.
+    encode: makes of them, in the background, the tensors that are stored; None stores them as
+        they are.
     """
 
     partition: str
@@ -39,6 +42,7 @@ class Draft:
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
     signature: np.ndarray
+    encode: Callable[[], dict[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """The store: records of dense runs in one folder, shared by threads and processes.
 
-A generation never fails because of the store: ``submit``, ``entries``, ``note_hit``, ``stats`` and
-``delete`` log trouble and go on, ``read`` raises RecordError alone.
+A generation never fails because of the store: what the engine calls logs trouble and goes on, and
+``read`` raises RecordError alone. What a person asks for (``care.py``) raises StoreError.
 """
 
 from __future__ import annotations
@@ -11,26 +11,30 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from torch import Tensor
 
+from .care import Care
+from .commit import Limits, commit
 from .database import TROUBLE
 from .disk import UnsafeRow
-from .errors import RecordError, StoreError
+from .errors import StoreError
 from .folder import resolve
+from .header import read_tensors
 from .index import Index
-from .payload import Header, encode, read_header, read_tensors
+from .memory import under_pressure
+from .payload import encode
+from .reading import Reader
 from .record import Draft, Entry, is_record_id
+from .shelf import Shelf
 from .writer import Writer
 
 DEFAULT_SIZE = 8 * 2**30
-PENDING_LIMIT = 2**30  # bytes of records waiting to be written
-HEADERS_KEPT = 64  # parsed headers in memory
-ORPHAN_AGE = 3600.0  # seconds after which a payload file without a row is no write in progress
+DISK_FLOOR = 2**30  # bytes left free on the disk (start value)
+PENDING_LIMIT = 2**29  # bytes of records waiting to be written
 
 
 @dataclass(frozen=True)
@@ -45,35 +49,57 @@ class StoreStats:
     seconds_saved: float
 
 
-class Store:
+class Store(Care):
     """Records of dense runs under a byte limit. Safe to use from several threads and processes."""
 
     _shared: dict[str, Store] = {}
     _shared_lock = threading.Lock()
 
-    def __init__(self, folder: Path | str, size_limit: int = DEFAULT_SIZE) -> None:
-        """``size_limit`` in bytes. StoreError if the folder cannot be written."""
-        self.folder = resolve(folder)
-        self.size_limit = size_limit
+    def __init__(
+        self,
+        folder: Path | str,
+        size_limit: int | None = None,
+        *,
+        namespace: str = "",
+        disk_floor: int = DISK_FLOOR,
+    ) -> None:
+        """Args:
+            size_limit: bytes that the store may take, above 0; None is what it was last used
+                with.
+            namespace: whose records these are, on a server with several users; letters, digits,
+                "-" and "_", or "" for a folder of one user. The limit is each name space's own.
+            disk_floor: bytes that are left free on the disk.
+
+        StoreError if the folder cannot be written or an argument is out of range.
+        """
+        self.folder = resolve(folder, namespace)
+        if size_limit is not None:
+            self.size_limit = size_limit
+        self.disk_floor = disk_floor
         self._index = Index(self.folder)
+        if size_limit is None:
+            self.size_limit = self._index.last_limit() or DEFAULT_SIZE
         self._writer = Writer(PENDING_LIMIT)
         self._swept = False
-        self._headers: dict[str, tuple[tuple[int, int, int], Header]] = {}
+        self._reader = Reader(self._index, self._trouble)
 
     @classmethod
-    def open(cls, folder: Path | str, size_limit: int = DEFAULT_SIZE) -> Store:
-        """The one instance of this process for a folder; the latest ``size_limit`` holds."""
-        key = os.path.normcase(resolve(folder))
+    def open(
+        cls, folder: Path | str, size_limit: int = DEFAULT_SIZE, *, namespace: str = ""
+    ) -> Store:
+        """The one instance of this process for a folder and name space; the latest ``size_limit``
+        holds."""
+        key = os.path.normcase(resolve(folder, namespace))
         with cls._shared_lock:
             store = cls._shared.get(key)
             if store is None or store._index.closed:
-                store = cls._shared[key] = cls(folder, size_limit)
+                store = cls._shared[key] = cls(folder, size_limit, namespace=namespace)
             store.size_limit = size_limit
             return store
 
     @property
     def size_limit(self) -> int:
-        """Bytes the store may take; exceeded at most by the record being written."""
+        """Bytes the store may take; never more."""
         return self._size_limit
 
     @size_limit.setter
@@ -84,12 +110,20 @@ class Store:
             )
         self._size_limit = limit
 
+    @property
+    def limits(self) -> Limits:
+        return Limits(self._size_limit, self.disk_floor)
+
+    # Recording.
+
     def put(self, draft: Draft) -> str:
         """Check and write a record, return its id. It is visible once it is completely written.
 
         An older record of the same request is replaced; the least valuable ones make room.
         StoreError if the draft is refused or cannot be written.
         """
+        if draft.encode is not None:
+            draft = replace(draft, tensors=draft.encode(), encode=None)
         payload = encode(draft, uuid.uuid4().hex, time.time())
         entry = payload.entry
         if entry.nbytes > self.size_limit:
@@ -98,8 +132,7 @@ class Store:
                 "raise the limit."
             )
         try:
-            self._index.commit(payload)
-            self._index.evict(self.size_limit, protect=entry.id)
+            commit(self._index, payload, self.limits)
         except TROUBLE as error:
             self._index.heal(error)
             raise StoreError(f"The record cannot be written to {self.folder}: {error}.") from error
@@ -109,7 +142,10 @@ class Store:
         """Have ``put`` done in the background. Never raises; what goes wrong is logged."""
         try:
             nbytes = sum(t.numel() * t.element_size() for t in draft.tensors.values())
-            if not self._writer.add(partial(self._put_quietly, draft), nbytes):
+            short = under_pressure()
+            if short:
+                self.relax()
+            if not self._writer.add(partial(self._put_quietly, draft), nbytes, alone=short):
                 self._index.say("Store %s is busy writing; a run was not recorded.", self.folder)
             if not self._swept:
                 self._swept = True
@@ -121,6 +157,8 @@ class Store:
         """Wait for what is pending in the background; False if ``timeout`` seconds passed first."""
         return self._writer.flush(timeout)
 
+    # Finding.
+
     def entries(self, partition: str | None = None) -> list[Entry]:
         """All records, or those of a partition, newest first. A damaged index row is dropped."""
         try:
@@ -129,22 +167,28 @@ class Store:
             self._trouble("cannot be listed", error)
             return []
 
-    def read(self, id: str, names: Sequence[str]) -> dict[str, Tensor]:
-        """The named tensors of a record, read alone and checked. RecordError."""
-        if not is_record_id(id):
-            raise RecordError(f"{id!r:.80} is not the id of a record.")
+    def entry(self, id: str) -> Entry | None:
+        """One record, or None."""
         try:
-            with self._index.open().open_payload(id) as stream:
-                return read_tensors(stream, self._header(id, stream), names)
-        except (KeyError, FileNotFoundError):
-            reason = "it is no longer in the store"
-        except (RecordError, UnsafeRow) as error:
-            reason = str(error)
+            return self._index.entry(id) if is_record_id(id) else None
         except (StoreError, *TROUBLE) as error:
             self._trouble("cannot be read", error)
-            raise RecordError(f"Record {id} cannot be read just now: {error}") from error
-        self._index.drop(id, reason)
-        raise RecordError(f"Record {id} was dropped: {reason}.")
+            return None
+
+    def shelf(self, partition: str) -> Shelf:
+        """The records of a partition, to be searched by request and by signature."""
+        try:
+            return self._index.shelf(partition)
+        except (StoreError, *TROUBLE) as error:
+            self._trouble("cannot be searched", error)
+            return Shelf({})
+
+    def read(self, id: str, names: Sequence[str]) -> dict[str, Tensor]:
+        """The named tensors of a record, read alone and checked. RecordError."""
+        with self._reader.reading(id) as (stream, header):
+            return read_tensors(stream, header, names)
+
+    # Counting.
 
     def note_hit(self, id: str, seconds_saved: float) -> None:
         """Count a hit and the seconds it saved (0 to 1e9), in the background. Never raises."""
@@ -155,30 +199,12 @@ class Store:
 
     def claim(self, name: str, owner: str) -> str:
         """Take a name for ``owner`` (both short ASCII) unless somebody holds it; returns the
-        holder, or ``owner`` if the store cannot be asked. Kept for half a year. Never raises."""
+        holder, or ``owner`` if the store cannot be asked. Never raises."""
         try:
             return self._index.claim(name, owner)
         except (StoreError, UnsafeRow, *TROUBLE) as error:
             self._trouble("cannot keep a claim", error)
             return owner
-
-    def delete(self, id: str) -> bool:
-        """Delete a record; False if there was none or it cannot be deleted (logged)."""
-        try:
-            return is_record_id(id) and self._index.erase(id)
-        except (StoreError, *TROUBLE) as error:
-            self._trouble("cannot delete a record", error)
-            return False
-
-    def clear(self) -> None:
-        """Delete everything, also what waits to be written. StoreError if that fails."""
-        self._writer.discard()
-        self._writer.flush()
-        try:
-            self._index.clear()
-        except TROUBLE as error:
-            self._index.heal(error)
-            raise StoreError(f"The store {self.folder} cannot be cleared: {error}.") from error
 
     def stats(self) -> StoreStats:
         """Totals; zeros if the store cannot be read (logged)."""
@@ -190,16 +216,12 @@ class Store:
         limit = self.size_limit
         return StoreStats(self.folder, records, size, limit, use.hits, use.seconds_saved)
 
-    def rebuild(self, min_age: float = ORPHAN_AGE) -> int:
-        """Index payload files that lack a row, delete broken ones; returns how many were adopted.
+    # Letting go.
 
-        Happens by itself when the index was lost. ``min_age``: see ``adopt_files``. StoreError.
-        """
-        try:
-            return self._index.rebuild(min_age)
-        except TROUBLE as error:
-            self._index.heal(error)
-            raise StoreError(f"The index of {self.folder} cannot be rebuilt: {error}.") from error
+    def relax(self) -> None:
+        """Give back the memory of all that can be read again."""
+        self._index.relax()
+        self._reader.relax()
 
     def close(self) -> None:
         """Write what is pending and let go of the files. May be called twice."""
@@ -216,21 +238,6 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _header(self, id: str, stream: BinaryIO) -> Header:
-        """The checked header of a record; parsed once as long as its file stays the same."""
-        stat = os.fstat(stream.fileno())
-        state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        known = self._headers.get(id)
-        if known is not None and known[0] == state:
-            return known[1]
-        header = read_header(stream)
-        if header.entry.id != id:
-            raise RecordError(f"its file is that of record {header.entry.id}")
-        while len(self._headers) >= HEADERS_KEPT:
-            self._headers.pop(next(iter(self._headers)), None)
-        self._headers[id] = (state, header)
-        return header
-
     def _put_quietly(self, draft: Draft) -> None:
         try:
             self.put(draft)
@@ -239,7 +246,7 @@ class Store:
 
     def _sweep(self) -> None:
         """Once per process: adopt or delete what a process that died left behind."""
-        self._quietly("cannot be swept", self._index.rebuild, ORPHAN_AGE)
+        self._quietly("cannot be swept", self.rebuild)
 
     def _quietly(self, what: str, job: Callable[..., object], *args: object) -> None:
         try:

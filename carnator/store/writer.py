@@ -29,10 +29,11 @@ class Writer:
         self._changed = threading.Condition()
         _writers.add(self)
 
-    def add(self, job: Callable[[], None], nbytes: int = 0) -> bool:
-        """Queue a job; False if the waiting ones already hold too much memory."""
+    def add(self, job: Callable[[], None], nbytes: int = 0, alone: bool = False) -> bool:
+        """Queue a job; False if the waiting ones already hold too much memory, or any at all for
+        one that must hold it ``alone``."""
         with self._changed:
-            if self._held and self._held + nbytes > self._limit:
+            if self._held and (alone or self._held + nbytes > self._limit):
                 return False
             self._jobs.append((job, nbytes))
             self._held += nbytes

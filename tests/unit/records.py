@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def sql(folder: Path, query: str, *args: object) -> list[tuple]:
 
 
 def payloads(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.val"))
+    found = [Path(top) / name for top, _, names in os.walk(folder) for name in names]
+    return sorted(path for path in found if path.suffix == ".val")
 
 
 def exercise(folder: Path) -> list:
@@ -59,8 +61,8 @@ def exercise(folder: Path) -> list:
         assert store.flush(20)
         store.entries("aa")
         store.stats()
-        store.rebuild(min_age=0)
-        store.size_limit = 3000
+        store.rebuild()
+        store.size_limit = 6000
         store.put(plain("04"))
         store.size_limit = 1 << 30
         return store.entries()

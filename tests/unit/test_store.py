@@ -194,14 +194,6 @@ def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
             Store(tmp_path / "s", limit)  # type: ignore[arg-type]
 
 
-def test_read_only_folder(tmp_path: Path) -> None:
-    if os.name != "posix" or os.geteuid() == 0:
-        pytest.skip("needs a user whom file modes bind")
-    tmp_path.chmod(0o500)
-    with pytest.raises(StoreError, match="cannot be written"):
-        Store(tmp_path / "store")
-
-
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("stage", ["payload", "row"])
 def test_a_failed_write_leaves_nothing(store: Store, monkeypatch, error, stage: str) -> None:

@@ -15,7 +15,7 @@ from records import payloads, plain
 from safetensors.torch import save
 
 from carnator.store import RecordError, Store
-from carnator.store.payload import read_header
+from carnator.store.header import read_header
 from carnator.store.record import seal
 
 
@@ -77,7 +77,7 @@ CORRUPTIONS = {
     "not UTF-8": lambda d: with_header(d, b"{\xff\xfe}"),
     "no metadata": lambda d: with_header(d, {k: v for k, v in header_of(d).items() if k in "ab"}),
     "foreign safetensors": lambda _: save({"a": torch.ones(3)}),
-    "version 2": lambda d: described(d, format=2),
+    "version 1": lambda d: described(d, format=1),
     "version true": lambda d: described(d, format=True),
     "other id": lambda d: described(d, id="0" * 32),
     "id a path": lambda d: described(d, id="../../x"),

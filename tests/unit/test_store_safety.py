@@ -175,7 +175,8 @@ def test_disk_has_no_plain_form_for_anything_else(tmp_path: Path, marker: Path) 
             disk.put(key)
         with pytest.raises(TypeError):
             disk.hash(key)
-    for value in (None, True, [1], {}, 1 << 63, float("nan"), "x" * 100, Bomb(marker), object()):
+    bad = (None, True, [1], {}, 1 << 63, float("nan"), "x" * 100, b"x" * 100, Bomb(marker))
+    for value in bad:
         with pytest.raises(TypeError):
             disk.store(value, False)
         with pytest.raises(TypeError):
@@ -189,12 +190,15 @@ def test_disk_has_no_plain_form_for_anything_else(tmp_path: Path, marker: Path) 
             with pytest.raises(UnsafeRow):
                 disk.fetch(mode, filename, data, False)
     for value in (b"x", "x", 1, 1.5):
-        size, mode, name, stored = disk.store(value, False)
+        _, mode, name, stored = disk.store(value, False)
         assert disk.fetch(mode, name, stored, False) == value
-    size, mode, name, stored = disk.store(b"y" * 100, False)
-    assert (size, stored) == (100, None)
-    assert disk.fetch(mode, name, stored, False) == b"y" * 100
-    disk.remove(name)
+    name = disk.filename()[0]
+    assert disk.write(name, io.BytesIO(b"y" * 100)) == 100
+    with pytest.raises(FileExistsError):
+        disk.write(name, io.BytesIO(b"z"))
+    with disk.fetch(diskcache.core.MODE_BINARY, name, None, True) as stream:
+        assert stream.read() == b"y" * 100
+    assert disk.remove(name)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,14 +9,11 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from records import make, payloads
 
 from carnator.store import RecordError, Store, StoreError
-from carnator.store.record import Entry
-from carnator.store.value import HALF_LIFE, Usage, value, victims
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,25 +108,6 @@ def test_eviction_keeps_the_limit_and_the_most_valuable(tmp_path: Path) -> None:
         store.size_limit = 25_000
         store.put(make(identity="aa", size=2000))
         assert store.stats().bytes <= 25_000
-
-
-def test_value_orders_as_meant() -> None:
-    def entry(name: str, nbytes: int = 100, seconds: object = 10.0, created: float = 1e9) -> Entry:
-        return Entry(name, "p", "i", {"seconds": seconds}, np.empty(0), nbytes, created)
-
-    now, none = 1e9, Usage()
-    base = value(entry("a"), none, now)
-    assert value(entry("a", nbytes=200), none, now) < base
-    assert value(entry("a", seconds=20.0), none, now) > base
-    assert value(entry("a"), Usage(3, 30.0, now), now) > base
-    assert value(entry("a"), none, now + HALF_LIFE) < base
-    assert value(entry("a"), none, now - 1e6) == base  # clock set back
-    assert value(entry("a", seconds="much"), none, now) == value(entry("a", seconds=1), none, now)
-    entries = [entry("x", created=3e8), entry("y", created=2e8), entry("z", created=1e8)]
-    assert victims(entries, {}, 150, now) == ["z", "y"]
-    assert victims(entries, {}, 150, now, protect="z") == ["y", "x"]
-    assert victims(entries, {"z": Usage(1, 1.0, now)}, 1, now) == ["y"]
-    assert victims(entries, {}, 0, now) == []
 
 
 def test_open_shares_one_instance_per_folder(tmp_path: Path) -> None:
