@@ -3,10 +3,10 @@
 ``python -m benchmarks.calibrate --json PATH [--sampler euler dpmpp_2m heun] [--groups N]``
 
 A group is one pair, donor and target with the same noise, of every kind of change: words,
-everything, CFG, step count, LoRA. For each pair and each plan one row: log10 of D0 (first
-evaluation), evaluations and how late they are, PSNR of the latent against the target's own dense
-run, and ``spent``, what the guard would have added up (factor 1). Captions are drawn by another
-seed than those of ``benchmarks.fidelity``, and a target that occurs there is left out.
+everything, CFG, schedule (steps or shift), LoRA. For each pair and each plan one row: log10 of D1
+(second evaluation), evaluations and how late they are, PSNR of the latent against the target's own
+dense run, and ``spent``, what the guard would have added up (factor 1). Captions are drawn by
+another seed than those of ``benchmarks.fidelity``, and a target that occurs there is left out.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from tqdm import tqdm
 from carnator.demo import captions, host
 from carnator.demo.captions import Caption
 from carnator.demo.model import BUNDLED, EmbeddedModel, with_lora
+from carnator.plan import LATE
 from carnator.samplers import contract
 
-from .batch import LATENT_PEAK, WORD_KINDS, Batch, held_out_pairs, psnr_each
+from .batch import WORD_KINDS, Batch, held_out_pairs, latent_peak, psnr_each
 from .fidelity import PAIR_SEED
 
 CALIBRATION_SEED = 2
-PLANS = (5, 6, 7, 8, 10, 12, 15)
-LATES = (0.5,)
+PLANS = (5, 6, 8, 10, 12, 15)
+LATES = (LATE,)
 CFGS = (3.0, 3.5, 5.0, 6.0)
-STEP_COUNTS = (20, 24, 40)
+SCHEDULES = ((20, 5.0), (24, 5.0), (40, 5.0), (30, 3.0), (30, 4.0), (30, 8.0))  # steps, shift
 LORAS = (0.03, 0.05, 0.1)
-CHANGES = (*WORD_KINDS, "unrelated", "cfg", "steps", "lora")
+# CFG and schedule twice: they have rows of their own.
+CHANGES = (*WORD_KINDS, "unrelated", "cfg", "schedule", "lora", "cfg", "schedule")
 CHUNK = 8
 
 
@@ -77,40 +79,43 @@ def measure(
     rng: random.Random,
 ) -> list[dict[str, float | int | str]]:
     """Rows of one chunk: donors dense, targets dense, then targets under every plan."""
-    cfgs = [host.CFG] * len(pairs)
-    steps, current = host.STEPS, model
+    cfgs, shift = [host.CFG] * len(pairs), host.SHIFT
+    steps, current, peak = host.STEPS, model, latent_peak(model)
     donors_batch = Batch.of(model, [p[0] for p in pairs], seeds, cfgs, host.STEPS, sampler)
     if kind == "cfg":
         cfgs = [rng.choice(CFGS) for _ in pairs]
-    elif kind == "steps":
-        steps = rng.choice(STEP_COUNTS)
+    elif kind == "schedule":
+        steps, shift = rng.choice(SCHEDULES)
     elif kind == "lora":
         current = with_lora(model, rng.choice(LORAS), rng.randrange(2**31))
-    targets = Batch.of(current, [p[1] for p in pairs], seeds, cfgs, steps, sampler)
+    targets = Batch.of(current, [p[1] for p in pairs], seeds, cfgs, steps, sampler, shift)
     shown, donors = donors_batch.dense(record=True)
     reference, _ = targets.dense()
-    first = targets.d0(donors, [host.CFG] * len(pairs))
-    donor_db = psnr_each(shown, reference)
+    second = targets.d1(donors)
+    donor_db = psnr_each(shown, reference, peak)
+    variant = {"cfg": "+cfg", "schedule": "+schedule"}.get(kind, "")
     rows: list[dict[str, float | int | str]] = []
     scale = (targets.total + 1) / (
         host.STEPS + 1
     )  # as many evaluations per step where two are made
     for n, late in itertools.product(plans, lates):
-        evaluations = max(2, round(n * scale)) if sampler == "heun" else n
+        evaluations = max(3, round(n * scale)) if sampler == "heun" else n
         if evaluations >= targets.total:
             continue
-        latents, spent = targets.planned(targets.plan(evaluations, late), donors)
-        for i, (db, sum_) in enumerate(zip(psnr_each(latents, reference), spent.tolist())):
+        latents, spent = targets.planned(targets.probed_plan(evaluations, late), donors)
+        for i, (db, sum_) in enumerate(zip(psnr_each(latents, reference, peak), spent.tolist())):
             rows.append(
                 {
                     "change": kind,
                     "sampler": sampler,
-                    "class": contract(sampler).kind,
+                    "class": contract(sampler).kind + variant,
                     "total": targets.total,
                     "evaluations": evaluations,
                     "late": late,
                     "cfg": cfgs[i],
-                    "log10_d0": round(math.log10(max(first[i], 1e-12)), 4),
+                    "steps": steps,
+                    "shift": shift,
+                    "log10_d1": round(math.log10(max(second[i], 1e-12)), 4),
                     "psnr_db": round(db, 3),
                     "donor_clip_db": round(donor_db[i], 3),
                     "spent": sum_,
@@ -136,7 +141,7 @@ def main() -> None:
     torch.set_flush_denormal(True)
     model = EmbeddedModel.load(options.model)
     rows: list[dict[str, float | int | str]] = []
-    head = {"model": model.name, "fingerprint": model.fingerprint, "peak": LATENT_PEAK}
+    head = {"model": model.name, "fingerprint": model.fingerprint, "peak": latent_peak(model)}
     head["architecture"] = model.architecture
     for sampler in options.sampler:
         rng = random.Random(f"carnator settings {options.seed} {sampler}")

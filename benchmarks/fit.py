@@ -2,9 +2,10 @@
 
 ``python -m benchmarks.fit rows.json --name wan-tiny --out carnator/risk_tables/wan_tiny.json``
 
-Per sampler class, spacing and number of evaluations: expected dB and the downside deviation from it
-over log10 D0, made monotone, so that acceptance is monotone in D0 and in the budget. A third of the
-pairs is kept out of the fit: on them the printed share of broken promises is measured.
+Per sampler class and kind of change, spacing and number of evaluations: the mean dB over log10 D1,
+and what is trusted strictly and loosely, two low quantiles of it; all monotone, so that acceptance
+is monotone in D1 and in the budget. How the presets then do on pairs the fit has not seen is
+measured by cross-validation and printed.
 """
 
 from __future__ import annotations
@@ -13,44 +14,37 @@ import argparse
 import json
 import math
 from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from carnator import risk
 from carnator.risk import PRESETS, WORTH, RiskTable, Row
 
-MAX_D0 = 0.3  # pairs beyond it are refused, and so left out of the fit
+MAX_D1 = 1.0  # pairs beyond it are refused, and so left out of the fit
 FEWEST = 10  # pairs a row is fitted to
-GRID_STEP, BANDWIDTH = 0.25, 0.25  # in log10 D0
+GRID_STEP, BANDWIDTH = 0.25, 0.25  # in log10 D1
 GUARD_QUANTILE = 0.5  # of final deviation over the guard's sum
+FOLDS = 4
+STRICT, LOOSE = 0.15, 0.3  # quantiles of the dB reached; lower ones ask for more pairs
+PAIR = ("donor", "target", "seed", "total", "steps", "shift", "cfg", "change")
 
 
-def kept_out(row: dict) -> bool:
-    """Every third pair, by its seed, tests the fit instead of making it."""
-    return row["seed"] % 3 == 0
-
-
-def usable(row: dict) -> bool:
-    """Changes of words and weights under one schedule and CFG. For other CFGs the same D0 comes
-    with less deviation, for other step counts with more; both are only judged by the table."""
-    return row["log10_d0"] <= math.log10(MAX_D0) and row["change"] not in ("cfg", "steps")
-
-
-def knots(rows: list[dict]) -> tuple[tuple[float, float, float], ...]:
-    """Expected dB and the downside deviation from it over log10 D0: kernel means (Nadaraya 1964,
-    Watson 1964), made monotone by pooling (Ayer et al. 1955), so that a larger D0 never promises
-    more."""
-    x = np.array([r["log10_d0"] for r in rows])
+def knots(rows: list[dict]) -> tuple[tuple[float, ...], ...]:
+    """Mean and trusted dB over log10 D1: kernel means (Nadaraya 1964, Watson 1964) and quantiles,
+    made monotone by pooling (Ayer et al. 1955), so that a larger D1 never promises more."""
+    x = np.array([r["log10_d1"] for r in rows])
     y = np.array([r["psnr_db"] for r in rows])
-    grid = np.arange(
-        GRID_STEP * math.floor(max(x.min(), -4) / GRID_STEP), math.log10(MAX_D0), GRID_STEP
-    )
+    lowest = GRID_STEP * math.floor(max(np.quantile(x, 0.05), -5) / GRID_STEP)
+    grid = np.arange(lowest, math.log10(MAX_D1) + GRID_STEP / 2, GRID_STEP)
     weight = np.exp(-0.5 * ((grid[:, None] - x) / BANDWIDTH) ** 2) + 1e-9
     weight /= weight.sum(1, keepdims=True)
-    mean = falling(weight @ y)
-    around = np.interp(x, grid, mean)
-    spread = np.maximum.accumulate(np.sqrt(weight @ np.minimum(y - around, 0) ** 2))
-    columns = (np.round(c, 2).tolist() for c in (grid, mean, spread))
+    order = np.argsort(y)
+    reached = np.cumsum(weight[:, order], axis=1)
+    middles = reached - weight[:, order] / 2
+    low = [falling(np.array([np.interp(q, m, y[order]) for m in middles])) for q in (STRICT, LOOSE)]
+    columns = (np.round(c, 2).tolist() for c in (grid, falling(weight @ y), *low))
     return tuple(zip(*columns, strict=True))
 
 
@@ -88,35 +82,63 @@ def guard_factor(rows: list[dict], peak: float) -> float:
     return round(float(np.quantile(ratios, GUARD_QUANTILE)), 3)
 
 
-def judge(table: RiskTable, kind: str, rows: list[dict], budget: float) -> dict[str, float]:
-    """How acceptance does on pairs the fit has not seen: share accepted, evaluations, mean dB,
-    share of accepted ones below the budget, share of refused ones that would have kept it."""
+@dataclass
+class Judged:
+    """How acceptance did on pairs: PSNR and evaluations of the accepted ones, and how many of the
+    refused ones some plan would have kept within the budget."""
+
+    psnr_db: list[float] = field(default_factory=list)
+    evaluations: list[int] = field(default_factory=list)
+    broken: int = 0
+    refused: int = 0
+    wasted: int = 0
+
+    def add(
+        self, rows: tuple[Row, ...], pairs: list[list[dict]], budget: float, loose: bool
+    ) -> None:
+        table = RiskTable("", "", None, 1.0, MAX_D1, {"": rows})
+        for group in pairs:
+            total, d1 = group[0]["total"], 10 ** group[0]["log10_d1"]
+            chosen = table.choose("", total, d1, budget, loose)
+            wanted = (chosen.evaluations, chosen.late) if chosen else None
+            hit = next((r for r in group if (r["evaluations"], r["late"]) == wanted), None)
+            if hit is None:
+                self.refused += 1
+                self.wasted += any(
+                    r["psnr_db"] >= budget for r in group if r["evaluations"] <= WORTH * total
+                )
+            else:
+                self.psnr_db.append(hit["psnr_db"])
+                self.evaluations.append(hit["evaluations"])
+                self.broken += hit["psnr_db"] < budget
+
+    def text(self) -> str:
+        accepted = len(self.psnr_db)
+        if not accepted:
+            return f"none of {self.refused} accepted, {self.wasted} would have been fine"
+        return (
+            f"{accepted} of {accepted + self.refused} accepted, {np.mean(self.evaluations):.1f} "
+            f"evaluations, {np.mean(self.psnr_db):.1f} dB (lowest {min(self.psnr_db):.1f}), "
+            f"{self.broken} below the budget; {self.wasted} refused would have been fine"
+        )
+
+
+def by_pair(rows: list[dict]) -> list[list[dict]]:
     pairs: dict[tuple, list[dict]] = defaultdict(list)
     for row in rows:
-        pairs[(row["donor"], row["target"], row["seed"], row["total"])].append(row)
-    got, counts, wasted, refused = [], [], 0, 0
-    for group in pairs.values():
-        total, d0 = group[0]["total"], 10 ** group[0]["log10_d0"]
-        chosen = table.choose(kind, total, d0, budget)
-        wanted = (chosen.evaluations, chosen.late) if chosen else None
-        hit = next((r for r in group if (r["evaluations"], r["late"]) == wanted), None)
-        if hit is None:
-            refused += 1
-            wasted += any(
-                r["psnr_db"] >= budget for r in group if r["evaluations"] <= WORTH * total
-            )
-            continue
-        got.append(hit["psnr_db"])
-        counts.append(hit["evaluations"])
-    return {
-        "pairs": len(pairs),
-        "accepted": len(got) / max(1, len(pairs)),
-        "evaluations": float(np.mean(counts)) if counts else math.nan,
-        "mean_db": float(np.mean(got)) if got else math.nan,
-        "min_db": min(got, default=math.nan),
-        "below_budget": float(np.mean([g < budget for g in got])) if got else math.nan,
-        "refused_but_fine": wasted / max(1, refused),
-    }
+        pairs[tuple(row[k] for k in PAIR)].append(row)
+    return list(pairs.values())
+
+
+def crossed(rows: list[dict]) -> dict[str, Judged]:
+    """Judge every pair, under every preset, by a fit to the folds it is not in."""
+    out = {preset: Judged() for preset in PRESETS}
+    pairs = by_pair(rows)
+    for fold in range(FOLDS):
+        made = fit([r for i, p in enumerate(pairs) if i % FOLDS != fold for r in p])
+        for preset, how in out.items():
+            how.add(made, pairs[fold::FOLDS], PRESETS[preset], preset in risk.LOOSE)
+    return out
 
 
 def main() -> None:
@@ -126,31 +148,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     data = json.loads(options.rows.read_text(encoding="utf-8"))
-    rows = [r for r in data["rows"] if usable(r)]
-    made = [r for r in rows if not kept_out(r)]
-    kinds = {
-        k: fit([r for r in made if r["class"] == k]) for k in sorted({r["class"] for r in made})
-    }
-    guard = guard_factor(made, data["peak"])
-    table = RiskTable(options.name, data["architecture"], data["peak"], guard, MAX_D0, kinds)
-    for kind in kinds:
-        test = [r for r in data["rows"] if r["class"] == kind and kept_out(r)]
-        for preset, budget in PRESETS.items():
-            for what, some in (
-                ("words, weights", [r for r in test if r["change"] not in ("cfg", "steps")]),
-                ("cfg, steps", [r for r in data["rows"] if r["change"] in ("cfg", "steps")]),
-            ):
-                seen = judge(table, kind, [r for r in some if r["class"] == kind], budget)
-                print(kind, preset, what, " ".join(f"{k}={v:.3g}" for k, v in seen.items()))
-    lists = {kind: [[r.evaluations, r.late, r.knots] for r in rows] for kind, rows in kinds.items()}
+    rows = [r for r in data["rows"] if r["log10_d1"] <= math.log10(MAX_D1)]
+    kinds = {}
+    for kind in sorted({r["class"] for r in rows}):
+        some = [r for r in rows if r["class"] == kind]
+        for preset, how in crossed(some).items():
+            print(f"{kind}, {preset}: {how.text()}")
+        kinds[kind] = [[r.evaluations, r.late, r.knots] for r in fit(some)]
     text = json.dumps(
         {
-            "name": table.name,
-            "architecture": table.architecture,
-            "peak": table.peak,
-            "guard": table.guard,
-            "ceiling": table.ceiling,
-            "kinds": lists,
+            "name": options.name,
+            "architecture": data["architecture"],
+            "peak": data["peak"],
+            "guard": guard_factor(rows, data["peak"]),
+            "ceiling": MAX_D1,
+            "kinds": kinds,
         },
         indent=1,
     )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .derivative import denoised_from, derivative
-from .matching import Match, blocked, match
+from .matching import Match, blocked, confirm, match
 from .plan import Plan
 from .predict import Predictor, schedule_position
 from .recording import Recorder, draft, load, name_of
@@ -66,15 +66,14 @@ class Run:
         self._final: Tensor | None = None
         self._plan: Plan | None = None
         self._scope: Tensor | None = None
-        self._gap, self._tightened = 0.0, False
+        self._gap, self._evaluation_seconds, self._tightened = 0.0, 0.0, False
         self._calls, self._last_sigma = 0, float("inf")
-        self._evaluation_seconds = 0.0
         self._shape: tuple[int, ...] = ()
         self._began = time.perf_counter()
         rule = contract(request.sampler, request.sampler_options)
         # Another kind of path begins with the same first evaluation: D0 could not tell it apart.
         donates = settings.record and store is not None and rule.kind != "refused"
-        self._recorder = Recorder() if donates else None
+        self._recorder = Recorder(request.cfg) if donates else None
         if rule.why:
             self.report.record = f"not recorded: {request.sampler!r} is no donor: {rule.why}"
         self._expected = rule.calls(request.sigmas) if len(request.sigmas) > 1 else []
@@ -101,13 +100,12 @@ class Run:
         predicted = self._guarded(self._before, call, x, sigma)
         if predicted is not None:
             return predicted
-        given = self._given if call == 0 else None
+        given = None if self._given is None else self._given.at(call)
         if given is not None and given.sigma == sigma and torch.equal(given.x, x):
             # A copy: the sampler may work in place, and a probe can be used again.
             evaluation = replace(given.evaluation, denoised=given.evaluation.denoised.clone())
             seconds = given.seconds
         else:
-            self._given = None
             began = time.perf_counter()
             evaluation = evaluate()
             seconds = time.perf_counter() - began
@@ -164,13 +162,14 @@ class Run:
         if self._donor is None or call == 0 or not sigma > 0:
             return None
         if self._final is not None:
-            return self._serve(call, x, sigma)
-        if self._predictor is None or self._plan is None or call in self._plan.evaluated:
+            d, kind = self._donor.at(sigma, self.request.cfg), "served"
+        elif self._predictor is None or self._plan is None or call in self._plan.evaluated:
             return None
-        d = self._predictor.predict(sigma)
-        after = self._expected[call + 1] if call + 1 < len(self._expected) else 0.0
-        self._gap += max(0.0, sigma - after)
-        self.report.steps.append(StepLog(call, sigma, "predicted"))
+        else:
+            d, kind = self._predictor.predict(sigma), "predicted"
+            after = self._expected[call + 1] if call + 1 < len(self._expected) else 0.0
+            self._gap += max(0.0, sigma - after)
+        self.report.steps.append(StepLog(call, sigma, kind))
         return denoised_from(x, d, sigma)
 
     def _leave_contract(self, rising: bool, sigma: float) -> None:
@@ -181,13 +180,9 @@ class Run:
         self.report.record = f"not recorded: {reason}"
         if self._donor is not None:
             self._go_dense(reason)
-
-    def _serve(self, call: int, x: Tensor, sigma: float) -> Tensor | None:
-        if self._donor is None:
-            return None
-        d = self._donor.at(sigma, self.request.cfg)
-        self.report.steps.append(StepLog(call, sigma, "served"))
-        return denoised_from(x, d, sigma)
+        elif self.match is not None and self.match.accepted:
+            self.match = replace(self.match, decision="miss", reason=reason)
+            self.report.judged(self.match)
 
     def _after(
         self, call: int, x: Tensor, sigma: float, evaluation: Evaluation, seconds: float
@@ -196,6 +191,8 @@ class Run:
         if call == 0:
             self._shape = tuple(x.shape)
             self._start(x, sigma, evaluation, seconds)
+        elif call == 1:
+            self._confirm(x, sigma, evaluation)
         if self._predictor is not None:
             d = derivative(x, evaluation.denoised, sigma).float()
             measured = self._predictor.add(sigma, d)
@@ -220,32 +217,41 @@ class Run:
         self.probe = self._given or Probe(
             self.request, x.detach().clone(), sigma, evaluation, made, seconds
         )
-        verdict = self.match or match(self.probe, self.settings, self.store)
-        self.match = verdict
-        report = self.report
-        report.decision, report.reason = verdict.decision, verdict.reason
-        report.d0, report.expected_db = verdict.d0, verdict.expected_db
-        if verdict.table is not None:
-            report.calibrated = verdict.table.calibrated
-        if not verdict.accepted or verdict.donor is None or self.store is None:
+        self._take(self.match or match(self.probe, self.settings, self.store), x.device)
+
+    def _confirm(self, x: Tensor, sigma: float, evaluation: Evaluation) -> None:
+        """The second evaluation is made: decide on a candidate."""
+        self._given, found = None, self.match
+        if found is not None and found.decision == "candidate":
+            d = derivative(x, evaluation.denoised, sigma)
+            found = confirm(found, d, sigma, self.settings, self.store)
+        if found is not None and found.decision != "exact":
+            self._take(found, x.device)
+
+    def _take(self, verdict: Match, device: torch.device) -> None:
+        """Report a verdict, and act on it where it is final."""
+        self.match, report = verdict, self.report
+        report.judged(verdict)
+        final = verdict.decision == ("hit" if self._calls > 1 else "exact")
+        if not final or verdict.donor is None or self.store is None:
             return
         try:
-            self._load(verdict, x)
+            self._load(verdict, device)
         except (RecordError, ValueError) as error:
             report.decision, report.reason = "miss", f"the donor's record was dropped: {error}"
             return
         self._recorder = None
         report.record = "not recorded: only dense runs are"
-        report.donor = verdict.donor.id
-        report.donor_label = name_of(verdict.donor)
+        report.donor, report.donor_label = verdict.donor.id, name_of(verdict.donor)
 
-    def _load(self, verdict: Match, x: Tensor) -> None:
+    def _load(self, verdict: Match, device: torch.device) -> None:
         """Read the donor's part of the schedule and set up the predictor or the exact service."""
         donor, store, table = verdict.donor, self.store, verdict.table
         assert donor is not None and store is not None and table is not None
         targets = [s for s in self._expected if s > 0]
-        donor_run, extra = load(store, donor, targets, ["final"] * (verdict.decision == "exact"))
-        self._donor = donor_run.to(x.device)
+        final = ["final"] * (verdict.decision == "exact")
+        donor_run, extra = load(store, donor, targets, final, self.request.cfg)
+        self._donor = donor_run.to(device)
         if verdict.decision == "exact":
             self._final = extra["final"]
             return
@@ -263,9 +269,7 @@ class Run:
         verdict = self._guard.add(self._gap, error, 1 - sigma / self._expected[0])
         self._gap = 0.0
         if verdict == "stop":
-            self._go_dense(
-                "the predictions measured so far are expected to cost more than the budget"
-            )
+            self._go_dense("the predictions so far are expected to cost more than the budget")
         elif verdict == "tighten":
             self._plan = self._plan.tightened(call)
             if not self._tightened:
@@ -274,10 +278,7 @@ class Run:
 
     def _close(self) -> None:
         report = self.report
-        report.dense_evaluations = self._calls
-        report.seconds = time.perf_counter() - self._began
-        skipped = self._calls - report.evaluations
-        report.seconds_saved = skipped * self._evaluation_seconds / max(1, report.evaluations)
+        report.closed(self._calls, time.perf_counter() - self._began, self._evaluation_seconds)
         if self._guard is not None:
             report.measured_db = self._guard.expected_db
         if self._scope is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LATE = 0.75  # start value for close donors; own extrapolation does best at about 0.5
+LATE = 0.25
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,15 @@ def spaced(calls: Sequence[float], evaluations: int, late: float = LATE) -> Plan
         chosen.append(min(range(first, last), key=lambda i: abs(place[i] - wanted)))
     chosen[-1] = total - 1
     return Plan(total, frozenset(chosen))
+
+
+def probed(calls: Sequence[float], evaluations: int, late: float = LATE) -> Plan:
+    """A plan whose first two calls are evaluated, the second being where donors are judged; the
+    rest is ``spaced`` from there on."""
+    if not 3 <= evaluations <= len(calls):
+        raise ValueError(
+            f"A probed plan of {evaluations} evaluations does not fit a run of {len(calls)}: use "
+            f"3 to {len(calls)}."
+        )
+    rest = spaced(calls[1:], evaluations - 1, late)
+    return Plan(len(calls), frozenset({0, *(i + 1 for i in rest.evaluated)}))

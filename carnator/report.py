@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .matching import Match
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Report:
     expected_db: float | None = None
     measured_db: float | None = None
     d0: float | None = None
+    d1: float | None = None
     donor: str | None = None
     donor_label: str = ""
     calibrated: bool = True
@@ -43,6 +47,21 @@ class Report:
     notes: list[str] = field(default_factory=list)
     steps: list[StepLog] = field(default_factory=list)
     scope: np.ndarray | None = None
+
+    def judged(self, verdict: Match) -> None:
+        """Take over what a match says."""
+        self.decision, self.reason = verdict.decision, verdict.reason
+        self.d0, self.d1, self.expected_db = verdict.d0, verdict.d1, verdict.expected_db
+        if verdict.table is not None:
+            self.calibrated = verdict.table.calibrated
+
+    def closed(self, calls: int, seconds: float, evaluation_seconds: float) -> None:
+        """The run of so many calls of the sampler has ended."""
+        if self.decision == "candidate":
+            self.decision, self.reason = "miss", "the run ended before its second evaluation"
+        self.dense_evaluations, self.seconds = calls, seconds
+        skipped = calls - self.evaluations
+        self.seconds_saved = skipped * evaluation_seconds / max(1, self.evaluations)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -75,6 +94,8 @@ class Report:
             lines.append(f"Donor: {self.donor_label or self.donor}")
         if self.d0 is not None:
             lines.append(f"D0 (first derivative against the donor's): {self.d0:.4g}")
+        if self.d1 is not None:
+            lines.append(f"D1 (second derivative against the donor's): {self.d1:.4g}")
         if self.expected_db is not None:
             lines.append(
                 f"Budget {self.budget_db:g} dB ({self.preset}); the plan is trusted to keep "

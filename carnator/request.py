@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .noise import POLICIES
-from .risk import PRESETS
+from .risk import LOOSE, PRESETS
 
 
 def digest(parts: Mapping[str, str]) -> str:
@@ -72,6 +72,11 @@ class Settings:
             return self.budget_db
         return PRESETS[self.preset]
 
+    @property
+    def loose(self) -> bool:
+        """Whether most runs keeping the budget will do; else nearly all have to."""
+        return self.preset in LOOSE
+
 
 @dataclass(frozen=True)
 class Request:
@@ -119,8 +124,19 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Later:
+    """A further evaluation that a probe made: at latents x and a sigma, in ``seconds``."""
+
+    x: Tensor
+    sigma: float
+    evaluation: Evaluation
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Probe:
-    """The first evaluation of a run, with its Early Signature. ``seconds`` is what it took."""
+    """The first evaluation of a run, with its Early Signature. ``seconds`` is what it took;
+    ``second`` is the evaluation after it, where that was made too."""
 
     request: Request
     x: Tensor
@@ -128,3 +144,8 @@ class Probe:
     evaluation: Evaluation
     signature: np.ndarray
     seconds: float = 0.0
+    second: Later | None = None
+
+    def at(self, call: int) -> Probe | Later | None:
+        """What the probe made of the sampler's ``call``-th evaluation, counted from 0."""
+        return self if call == 0 else self.second if call == 1 else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 PRESETS = {"faithful": 36.0, "balanced": 31.0, "fast": 27.0}  # dB against the own dense run
+LOOSE = ("fast",)  # presets that most runs keep; the others nearly all
 WORTH = 0.5  # largest share of a run a plan may evaluate
 SLACK = 0.25  # share of the budget that may be spent at any time
 UNCALIBRATED_MARGIN = 3.0  # dB asked for on top where a backbone has no table of its own
@@ -18,27 +19,28 @@ UNCALIBRATED_MARGIN = 3.0  # dB asked for on top where a backbone has no table o
 
 @dataclass(frozen=True)
 class Row:
-    """What plans ``spaced(calls, evaluations, late)`` were measured to reach.
+    """What plans ``probed(calls, evaluations, late)`` were measured to reach.
 
-    ``knots`` are (log10 D0, expected dB, downside deviation dB), D0 rising; the expectation falls
-    and the deviation grows along them, so that acceptance is monotone in D0. Linear in between.
+    ``knots`` are (log10 D1, mean dB, strictly trusted dB, loosely trusted dB), D1 rising; all fall
+    along them, so that acceptance is monotone in D1. Linear in between.
     """
 
     evaluations: int
     late: float
-    knots: tuple[tuple[float, float, float], ...]
+    knots: tuple[tuple[float, float, float, float], ...]
 
-    def expected(self, d0: float) -> float:
-        """Expected PSNR in dB against the own dense run."""
-        return self._at(d0, 1)
+    def mean(self, d1: float) -> float:
+        """Mean PSNR in dB against the own dense run."""
+        return self._at(d1, 1)
 
-    def spread(self, d0: float) -> float:
-        """Downside deviation: root mean square of what falls short of the expectation, in dB."""
-        return self._at(d0, 2)
+    def trusted(self, d1: float, loose: bool = False) -> float:
+        """PSNR in dB that nearly all runs keep, or most of them (``benchmarks/fit.py``: STRICT,
+        LOOSE)."""
+        return self._at(d1, 3 if loose else 2)
 
-    def _at(self, d0: float, column: int) -> float:
+    def _at(self, d1: float, column: int) -> float:
         x = [knot[0] for knot in self.knots]
-        return float(np.interp(math.log10(max(d0, 1e-12)), x, [k[column] for k in self.knots]))
+        return float(np.interp(math.log10(max(d1, 1e-12)), x, [k[column] for k in self.knots]))
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class RiskTable:
     """What was measured on held-out pairs of one backbone (``benchmarks/calibrate.py``).
 
     ``peak`` is the range of the latent PSNR, ``guard`` turns the accumulated prediction error
-    into an expected deviation, and ``ceiling`` is the largest D0 that was measured.
+    into an expected deviation, and ``ceiling`` is the largest D1 that was measured. ``kinds`` has
+    the rows of every sampler class, ``+cfg`` and ``+schedule`` behind it where the donor's
+    guidance scale or noise levels differ. ``extra`` dB are asked for on top.
     """
 
     name: str
@@ -55,39 +59,42 @@ class RiskTable:
     guard: float
     ceiling: float
     kinds: dict[str, tuple[Row, ...]]
-    margin: float = 0.5  # in spreads
     calibrated: bool = True
-    extra: float = field(default=0.0)  # dB
+    extra: float = 0.0
 
-    def lower_db(self, row: Row, d0: float) -> float:
-        """Deviation a plan is trusted to keep: the expectation less the margin."""
-        return row.expected(d0) - self.margin * row.spread(d0) - self.extra
+    def trusted_db(self, row: Row, d1: float, loose: bool = False) -> float:
+        """Deviation a plan is trusted to keep, in dB."""
+        return row.trusted(d1, loose) - self.extra
 
-    def choose(self, kind: str, total: int, d0: float, budget_db: float) -> Row | None:
+    def choose(
+        self, kind: str, total: int, d1: float, budget_db: float, loose: bool = False
+    ) -> Row | None:
         """The row with the fewest evaluations that keeps the budget, or None.
 
         A plan that evaluates more than ``WORTH`` of the run is not worth its risk: there fewer
         steps alone come nearly as close.
         """
-        if d0 > self.ceiling:
+        if not d1 <= self.ceiling:
             return None
         fit = [
             row
             for row in self.kinds.get(kind, ())
-            if row.evaluations <= WORTH * total and self.lower_db(row, d0) >= budget_db
+            if row.evaluations <= WORTH * total and self.trusted_db(row, d1, loose) >= budget_db
         ]
-        return min(fit, key=lambda r: (r.evaluations, -self.lower_db(r, d0)), default=None)
+        return min(fit, key=lambda r: (r.evaluations, -self.trusted_db(r, d1, loose)), default=None)
 
-    def refusal(self, kind: str, total: int, d0: float, budget_db: float) -> str:
+    def refusal(
+        self, kind: str, total: int, d1: float, budget_db: float, loose: bool = False
+    ) -> str:
         """Why ``choose`` found nothing."""
-        if d0 > self.ceiling:
-            return f"D0 {d0:.3g} is beyond {self.ceiling:g}, the largest that was measured"
+        if not d1 <= self.ceiling:
+            return f"D1 {d1:.3g} is beyond {self.ceiling:g}, the largest that was measured"
         rows = [r for r in self.kinds.get(kind, ()) if r.evaluations <= WORTH * total]
         if not rows:
-            return f"D0 {d0:.3g}; no plan was measured for a run of {total} evaluations"
-        best = max(self.lower_db(row, d0) for row in rows)
+            return f"D1 {d1:.3g}; no plan was measured for {kind!r} runs of {total} evaluations"
+        best = max(self.trusted_db(row, d1, loose) for row in rows)
         return (
-            f"D0 {d0:.3g}; the best plan is trusted to keep {best:.1f} dB of the {budget_db:g} dB "
+            f"D1 {d1:.3g}; the best plan is trusted to keep {best:.1f} dB of the {budget_db:g} dB "
             "asked for"
         )
 

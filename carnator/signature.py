@@ -63,19 +63,3 @@ def signature(
         parts.append(attention.vector())
     vector = torch.cat(parts).clamp(-6e4, 6e4)
     return vector.detach().numpy().astype(np.float16)
-
-
-def shortlist(target: np.ndarray, others: list[np.ndarray], most: int = SHORTLIST) -> list[int]:
-    """Indices of the nearest signatures, best first; those of another length are left out.
-
-    Scaled by the spread over the candidates, since raw signatures of one backbone are
-    all nearly parallel.
-    """
-    same = [i for i, other in enumerate(others) if other.shape == target.shape]
-    if len(same) <= most:
-        return same
-    matrix = np.stack([others[i] for i in same]).astype(np.float32)
-    spread = matrix.std(0)
-    spread[spread < 1e-6] = np.inf
-    distance = np.square((matrix - target.astype(np.float32)) / spread).sum(1)
-    return [same[i] for i in np.argsort(distance)[:most]]

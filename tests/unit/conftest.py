@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import gaussian
 import pytest
+import torch
+from hypothesis import settings
 
 from carnator import matching
 from carnator.store import Store
+
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault
+settings.load_profile("unhurried")
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers():
+    """The commands flush them to zero, for the whole process; Hypothesis wants them back."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from carnator.risk import RiskTable, Row
 
 SHAPE = (1, 4, 3, 6, 6)
 _ROWS = tuple(
-    Row(n, 0.5, ((-4.0, db + 32, 1.5), (0.0, db, 1.5)))
+    Row(n, 0.5, ((-4.0, db + 32, db + 31, db + 31), (0.0, db, db - 1, db - 1)))
     for n, db in ((6, 22.0), (8, 25.0), (10, 27.0), (12, 29.0))
 )
-TABLE = RiskTable("gaussian", "gaussian", None, 1.0, 1.0, {"single": _ROWS, "multistep": _ROWS})
+_KINDS = {f"{k}{c}": _ROWS for k in ("single", "multistep") for c in ("", "+cfg", "+schedule")}
+TABLE = RiskTable("gaussian", "gaussian", None, 1.0, 1.0, _KINDS)
 
 
 def prompt_mean(seed: int, size: float = 1.0) -> Tensor:

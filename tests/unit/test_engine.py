@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import gaussian
 import pytest
 import torch
 from gaussian import (
@@ -16,6 +19,7 @@ from gaussian import (
     schedule,
 )
 
+from carnator import matching
 from carnator.engine import Run
 from carnator.matching import may_use_bank_noise
 from carnator.request import Settings
@@ -155,3 +159,51 @@ def test_report_is_plain_data(store):
 def test_settings_refuse_nonsense(bad):
     with pytest.raises(ValueError, match="use one of|needs|out of range"):
         Settings(**bad)
+
+
+def test_a_candidate_is_decided_at_the_second_evaluation(store):
+    """At sigma 1 both prompts look alike; only then do their paths part."""
+    base = prompt_mean(1)
+    generate(store, "a", base)
+
+    class Late(Model):
+        def __call__(self, x, sigma):
+            self.mean = base if sigma == 1.0 else prompt_mean(9, 3.0)
+            return super().__call__(x, sigma)
+
+    run, model = Run(Settings(), request("b"), store), Late(base)
+    seen = []
+    for step, sigma in enumerate(schedule()[:2]):
+        run.denoise(noise(), sigma, lambda s=sigma: model(noise(), s))
+        seen.append(run.match.decision)
+        assert run.report.d1 is None or step == 1
+    assert seen == ["candidate", "miss"] and run.report.d1 > 0.5 > run.report.d0
+    plain, watched = Late(base), Run(Settings(), request("b"), store)
+    latent = sample(watched, plain, noise(), schedule())
+    assert torch.equal(latent, dense(Late(base), noise(), schedule()))
+    assert watched.report.record == "submitted" and plain.calls == 20
+
+
+def test_of_several_candidates_the_second_evaluation_chooses(store):
+    base = prompt_mean(1)
+    for name, away in (("far", 0.3), ("near", 0.02), ("middle", 0.1)):
+        generate(store, name, base + prompt_mean(3, away), settings=Settings(reuse=False))
+    _, run, _ = generate(store, "b", base)
+    assert run.report.decision == "hit" and run.report.donor_label == "near"
+
+
+def test_another_guidance_scale_is_judged_by_its_own_rows(store, monkeypatch):
+    base = prompt_mean(1)
+    generate(store, "a", base, cfg=3.0)
+    kinds = {k: v for k, v in gaussian.TABLE.kinds.items() if "+cfg" not in k}
+    bare = replace(gaussian.TABLE, kinds=kinds)
+    monkeypatch.setattr(matching, "table_for", lambda a: bare)
+    _, run, calls = generate(store, "a", base, cfg=3.3)
+    assert run.report.decision == "miss" and "single+cfg" in run.report.reason and calls == 20
+
+
+def test_a_run_of_one_step_stays_dense(store):
+    short = (*schedule()[:1], 0.0)
+    generate(store, "a", prompt_mean(1))
+    _, run, calls = generate(store, "b", prompt_mean(1), sigmas=short)
+    assert run.report.decision in ("miss", "dense") and run.report.reason and calls == 1

@@ -148,7 +148,7 @@ def test_guard_gives_a_bad_donor_up(store, monkeypatch):
 def test_records_that_lie_about_themselves_are_passed_over(store, lie):
     generate(store, "a", prompt_mean(1))
     entry = store.entries()[0]
-    tensors = store.read(entry.id, ["scales", "first", *(f"d.{i}" for i in range(20))])
+    tensors = store.read(entry.id, ["first", *(f"d.{i}" for i in range(1, 20))])
     store.clear()
     store.put(Draft(entry.partition, "x", {**entry.meta, **lie}, tensors, entry.signature))
     latent, run, calls = generate(store, "b", prompt_mean(1))
@@ -172,13 +172,9 @@ def test_a_run_lost_to_nan_is_reported_without_an_internal_error(store, caplog):
     generate(store, "a", prompt_mean(1))
     run, model = Run(Settings(), request("b"), store), Model(prompt_mean(1) + 0.01)
     with caplog.at_level(logging.WARNING, logger="carnator"):
-        run.finish(
-            euler(
-                lambda x, s: run.denoise(x, s, lambda: model(x * (1 if s == 1 else torch.nan), s)),
-                noise(),
-                schedule(),
-            )
-        )
+        lost = lambda s: 1 if s > 0.98 else torch.nan  # noqa: E731
+        ask = lambda x, s: run.denoise(x, s, lambda: model(x * lost(s), s))  # noqa: E731
+        run.finish(euler(ask, noise(), schedule()))
     assert run.report.decision == "hit" and run.report.measured_db == -float("inf")
     assert sum("every step is evaluated" in note for note in run.report.notes) == 1
     assert not caplog.records

@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carnator.backbones import architecture
+from carnator.coding import Encoder, decode, encode_whole
 from carnator.derivative import Branches, denoised_from, derivative, relative_deviation
 from carnator.noise import BANK_SIZE, bank_index, bank_seed
-from carnator.plan import spaced
+from carnator.plan import probed, spaced
 from carnator.predict import Predictor, mix_weight, schedule_position, token_error
+from carnator.ranking import Ranking, smallest
 from carnator.recording import needed
 from carnator.risk import PRESETS, Guard, RiskTable, Row, table_for, to_db
 from carnator.samplers import contract, schedule_fault
-from carnator.signature import AttentionProbe, shortlist, signature
-from carnator.trajectory import Trajectory, decode, encode
+from carnator.signature import AttentionProbe, signature
+from carnator.trajectory import Path, Trajectory
 
 
 def test_derivative_inverts_and_is_the_flow_velocity():
@@ -48,14 +50,21 @@ def test_branches_recombine_at_any_guidance():
 @given(st.floats(1e-6, 1e4, allow_subnormal=False), st.integers(0, 50))
 def test_encoding_keeps_one_part_in_a_hundred(scale, seed):
     d = prompt_mean(seed) * scale
-    error = (decode(*encode(d)).cond - d).square().mean().sqrt() / d.square().mean().sqrt()
-    assert float(error) < 0.012
+    error = (decode(encode_whole(d), d.shape) - d).square().mean().sqrt()
+    assert float(error) < 0.012 * d.square().mean().sqrt()
+
+
+def encoded(sigmas, first, *others) -> Path:
+    encoder = Encoder(first)
+    for d in others:
+        encoder.add(d)
+    return Path(sigmas, first, encoder.encoded)
 
 
 def trajectory(cfg: float = 1.0, sigmas=None):
     sigmas = sigmas or schedule()[:-1]
     path = lambda s: derivative(noise() * s, denoised(noise() * s, s, prompt_mean(1)), s)  # noqa: E731
-    return Trajectory(sigmas, *zip(*(encode(path(s)) for s in sigmas), strict=True)), path
+    return Trajectory(encoded(sigmas, *map(path, sigmas)), cfg), path
 
 
 def test_trajectory_answers_between_its_nodes_and_refuses_above_them():
@@ -69,22 +78,22 @@ def test_trajectory_answers_between_its_nodes_and_refuses_above_them():
 
 def test_both_branches_come_back_for_any_guidance():
     c, u = prompt_mean(1), prompt_mean(2)
-    donor = Trajectory(
-        [0.9, 0.5], *zip(*(encode(torch.cat([c, u])) for _ in range(2)), strict=True)
-    )
+    guided, guidance = encoded([0.9, 0.5], *[u + 2 * (c - u)] * 2), encoded([0.9], c - u)
+    donor = Trajectory(guided, 2.0, guidance)
+    assert torch.allclose(donor.at(0.7, 2.0), u + 2 * (c - u), atol=0.03)
     assert torch.allclose(donor.at(0.7, 4.0), u + 4 * (c - u), atol=0.15)
     assert torch.allclose(donor.at(0.7, 1.0), c, atol=0.03)
 
 
 def test_of_two_evaluations_at_one_sigma_the_later_counts():
     a, b = prompt_mean(1), prompt_mean(2)
-    donor = Trajectory([1.0, 0.5, 0.5], *zip(*map(encode, (a, a, b)), strict=True))
+    donor = Trajectory(encoded([1.0, 0.5, 0.5], a, a, b))
     assert torch.allclose(donor.at(0.5, 1.0), b, atol=0.05)
 
 
 def test_needed_reads_only_the_targets_part():
-    assert needed([1.0, 0.8, 0.6, 0.4, 0.2], [0.65, 0.5]) == [1, 2, 3]
-    assert needed([1.0, 0.5], [0.7]) == [0, 1]
+    assert needed([1.0, 0.8, 0.6, 0.4, 0.2], [0.65, 0.5]) == 4
+    assert needed([1.0, 0.5], [0.7]) == needed([1.0, 0.5], [0.1]) == 2
 
 
 EVEN = schedule_position([1.0, 0.5, 0.0])  # equally spaced: position is linear in sigma
@@ -174,7 +183,7 @@ def test_late_plans_follow_sigma():
 
 def table(**changes):
     rows = tuple(
-        Row(n, 0.5, ((-4.0, db + 32, 1.0), (0.0, db, 1.0)))
+        Row(n, 0.5, ((-4.0, db + 32, db + 31, db + 31.5), (0.0, db, db - 1, db - 0.5)))
         for n, db in ((6, 24), (10, 30), (15, 34))
     )
     values = dict(
@@ -183,15 +192,25 @@ def table(**changes):
     return RiskTable(**{**values, **changes})
 
 
-def test_acceptance_is_monotone_in_d0_and_budget():
+def test_acceptance_is_monotone_in_d1_and_budget():
     chosen = []
-    for d0 in (0.001, 0.01, 0.05, 0.1, 0.3, 0.9):
-        row = table().choose("single", 30, d0, 31.0)
+    for d1 in (0.001, 0.01, 0.05, 0.1, 0.3, 0.9):
+        row = table().choose("single", 30, d1, 31.0)
         chosen.append(row.evaluations if row else 99)
     assert chosen == sorted(chosen) and chosen[0] == 6 and chosen[-1] > 6
     strict = table().choose("single", 30, 0.01, 45.0)
     loose = table().choose("single", 30, 0.01, 27.0)
     assert loose is not None and (strict is None or strict.evaluations > loose.evaluations)
+    nearly, most = (table().choose("single", 30, 0.06, 33.0, loose) for loose in (False, True))
+    assert nearly is not None and most is not None and most.evaluations < nearly.evaluations
+
+
+def test_a_probed_plan_evaluates_the_first_two_calls():
+    calls = schedule(30)[:-1]
+    plan = sorted(probed(calls, 8).evaluated)
+    assert plan[:2] == [0, 1] and plan[-1] == 29 and len(plan) == 8 and plan[2] > 3
+    with pytest.raises(ValueError, match="does not fit"):
+        probed(calls, 2)
 
 
 def test_acceptance_refuses_beyond_what_was_measured():
@@ -206,9 +225,10 @@ def test_shipped_tables_are_monotone():
     assert not shipped.calibrated and shipped.extra > 0
     for rows in shipped.kinds.values():
         for row in rows:
-            levels = [k[1] for k in row.knots]
-            assert levels == sorted(levels, reverse=True)
-            assert [k[2] for k in row.knots] == sorted(k[2] for k in row.knots)
+            for column in (1, 2, 3):  # mean, strict, loose
+                levels = [k[column] for k in row.knots]
+                assert levels == sorted(levels, reverse=True)
+            assert all(strict <= loose for _, _, strict, loose in row.knots)
         assert len({(row.evaluations, row.late) for row in rows}) == len(rows)
     assert list(PRESETS.values()) == sorted(PRESETS.values(), reverse=True)
 
@@ -260,8 +280,7 @@ def test_signature_is_small_finite_and_tells_prompts_apart():
     assert made.dtype == np.float16 and 40 < made.size < 600 and np.isfinite(made).all()
     others = [signature(prompt_mean(i), prompt_mean(i), u, probe) for i in range(3, 30)]
     near = signature(c + 0.05 * prompt_mean(40), c, u, probe)
-    assert shortlist(made, [*others, near], most=3)[0] == len(others)
-    assert shortlist(made, [made[:-1]]) == [], "another length is another model"
+    assert smallest(Ranking([*others, near]).distances(made), 3)[0] == len(others)
 
 
 def test_architecture_depends_on_names_and_shapes_alone():
