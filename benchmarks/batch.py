@@ -6,9 +6,12 @@ that matter (samplers, recorder, predictor) are the very ones a single run uses.
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,16 +20,23 @@ from carnator.demo import captions, clips, host
 from carnator.demo.captions import Caption
 from carnator.demo.model import EmbeddedModel
 from carnator.derivative import denoised_from, derivative, relative_deviation
-from carnator.plan import LATE, Plan, spaced
+from carnator.plan import LATE, Plan, probed, spaced
 from carnator.predict import Predictor, schedule_position
 from carnator.recording import Recorder
 from carnator.samplers import contract
 from carnator.trajectory import Trajectory
 
 WORD_KINDS = ("color", "shape", "motion", "background", "count")
-# Of 16 latent channels 12 hold pixels of range 2, so that this range makes the PSNR of a latent
-# equal to that of its clip.
-LATENT_PEAK = 2.0 * (clips.LIVE_CHANNELS / clips.CHANNELS) ** 0.5
+
+
+def latent_peak(model: EmbeddedModel) -> float:
+    """The range that makes the PSNR of a backbone's latent equal to that of its clip: only some
+    of its channels hold pixels, whose range is 2."""
+    return 2.0 * (model.family.live_channels / model.family.channels) ** 0.5
+
+
+LATENT_PEAK = 2.0 * (clips.LIVE_CHANNELS / clips.CHANNELS) ** 0.5  # Wan's and HunyuanVideo's
+embedding = functools.cache(captions.embed)
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,7 @@ class Pair:
     donor_steps: int = host.STEPS
     target_steps: int = host.STEPS
     lora: float = 0.0
+    target_shift: float = host.SHIFT
 
 
 def held_out_pairs(seed: int, kinds: Sequence[str], per_kind: int) -> list[Pair]:
@@ -57,6 +68,10 @@ def held_out_pairs(seed: int, kinds: Sequence[str], per_kind: int) -> list[Pair]
                     break
             pairs.append(Pair(kind, donor, target, rng.randrange(2**32)))
     return pairs
+
+
+class _SeenEnough(Exception):
+    """Ends a sampler whose remaining steps nobody needs."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +95,11 @@ class Batch:
         cfgs: Sequence[float],
         steps: int,
         sampler: str = "euler",
+        shift: float = host.SHIFT,
     ) -> Batch:
-        noise = torch.cat([host.seed_noise(seed) for seed in seeds])
-        return cls(
-            model, tuple(what), noise, torch.tensor(cfgs).view(-1, 1, 1, 1, 1), steps, sampler
-        )
+        noise = torch.cat([host.seed_noise(seed, model.family.shape) for seed in seeds])
+        scales = torch.tensor(cfgs).view(-1, 1, 1, 1, 1)
+        return cls(model, tuple(what), noise, scales, steps, sampler, shift)
 
     @property
     def total(self) -> int:
@@ -92,31 +107,70 @@ class Batch:
         return host.evaluation_count(self.sampler, self.steps)
 
     def plan(self, evaluations: int, late: float = LATE) -> Plan:
-        """A plan of so many evaluations on this schedule."""
-        calls = contract(self.sampler).calls(self._sigmas().tolist())
-        return spaced(calls, evaluations, late)
+        """A plan of so many evaluations on this schedule, for own extrapolation."""
+        return spaced(self.calls(), evaluations, late)
+
+    def probed_plan(self, evaluations: int, late: float = LATE) -> Plan:
+        """A plan of so many evaluations on this schedule, for a donor."""
+        return probed(self.calls(), evaluations, late)
+
+    def calls(self) -> list[float]:
+        """Noise levels of the evaluations of a dense run."""
+        return contract(self.sampler).calls(self.sigmas.tolist())
+
+    @cached_property
+    def sigmas(self) -> Tensor:
+        """The schedule [steps + 1]."""
+        return host.simple_sigmas(self.steps, self.shift)
 
     def with_steps(self, steps: int) -> Batch:
         return replace(self, steps=steps)
 
-    def _branches(self, x: Tensor, sigma: float) -> tuple[Tensor, Tensor, Tensor]:
-        cond = torch.stack([captions.embed(c) for c in self.captions])
-        positive, negative = self.model.branches(x, sigma, cond, captions.embed(None)[None])
+    def select(self, rows: Sequence[int]) -> Batch:
+        """The batch of these requests alone."""
+        index = torch.as_tensor(rows, dtype=torch.long)
+        what = tuple(self.captions[i] for i in index.tolist())
+        return replace(self, captions=what, noise=self.noise[index], cfg=self.cfg[index])
+
+    def branches(
+        self, x: Tensor, sigma: float, model: EmbeddedModel | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Guided, conditional and unconditional denoised latents at x [B, ...]: one evaluation of
+        every request. ``model`` answers instead of the batch's own."""
+        cond = torch.stack([embedding(c) for c in self.captions])
+        positive, negative = (model or self.model).branches(x, sigma, cond, embedding(None)[None])
         assert negative is not None
-        return negative + (positive - negative) * self.cfg, positive, negative
+        return self.guide(positive, negative), positive, negative
+
+    def guide(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Classifier-free guidance (Ho and Salimans, arXiv:2207.12598)."""
+        return negative + (positive - negative) * self.cfg
 
     @torch.no_grad()
-    def dense(self, record: bool = False) -> tuple[Tensor, list[Trajectory]]:
-        """Latents [B, ...] of dense runs, and their trajectories where they are recorded."""
-        recorders = [Recorder() for _ in self.captions] if record else []
+    def run(self, denoise: host.Denoise) -> Tensor:
+        """Latents [B, ...] of the sampler over whatever ``denoise`` answers."""
+        return host.SAMPLERS[self.sampler](denoise, self.noise, self.sigmas)
+
+    @torch.no_grad()
+    def dense(
+        self, record: bool = False, watch: Callable[[Tensor], object] | None = None
+    ) -> tuple[Tensor, list[Trajectory]]:
+        """Latents [B, ...] of dense runs, and their trajectories where they are recorded.
+
+        ``watch`` is shown the latents before every evaluation.
+        """
+        scales = self.cfg.flatten().tolist()
+        recorders = [Recorder(cfg) for cfg in scales] if record else []
 
         def denoise(x: Tensor, sigma: float) -> Tensor:
-            parts = self._branches(x, sigma)
+            if watch is not None:
+                watch(x)
+            parts = self.branches(x, sigma)
             for i, recorder in enumerate(recorders):
                 recorder.add(x[i : i + 1], sigma, *(p[i : i + 1] for p in parts))
             return parts[0]
 
-        latents = host.SAMPLERS[self.sampler](denoise, self.noise, self._sigmas())
+        latents = self.run(denoise)
         return latents, [r.trajectory() for r in recorders]
 
     @torch.no_grad()
@@ -126,10 +180,9 @@ class Batch:
 
         Without donors the runs extrapolate their own derivative.
         """
-        sigmas = self._sigmas()
         predictor = Predictor(
             None if donors is None else lambda s: self._led(donors, s),
-            schedule_position(sigmas.tolist()),
+            schedule_position(self.sigmas.tolist()),
         )
         call, predicted_from = 0, 0.0
         spent = torch.zeros(len(self.captions))
@@ -140,39 +193,43 @@ class Batch:
             if index not in plan.evaluated:
                 predicted_from = predicted_from or sigma
                 return denoised_from(x, predictor.predict(sigma), sigma)
-            guided, _, _ = self._branches(x, sigma)
+            guided, _, _ = self.branches(x, sigma)
+            if index == 0 and donors is not None and 1 in plan.evaluated:
+                return guided  # as the engine does: the second evaluation is the first node
             error = predictor.add(sigma, derivative(x, guided, sigma))
             if error is not None and predicted_from:
                 spent.add_((predicted_from - sigma) ** 2 / 9 * error.flatten(1).mean(1))
             predicted_from = 0.0
             return guided
 
-        latents = host.SAMPLERS[self.sampler](denoise, self.noise, sigmas)
-        return latents, spent
+        return self.run(denoise), spent
 
     @torch.no_grad()
-    def d0(self, donors: Sequence[Trajectory], donor_cfgs: Sequence[float]) -> list[float]:
-        """Relative deviation of each request's first derivative from its donor's, recombined at
-        the request's CFG or as it was, whichever is larger (as ``carnator.matching`` has it)."""
-        sigma = float(self._sigmas()[0])
-        guided, _, _ = self._branches(self.noise, sigma)
-        first = derivative(self.noise, guided, sigma)
+    def d1(self, donors: Sequence[Trajectory]) -> list[float]:
+        """Relative deviation of each request's second derivative from its donor's, as
+        ``carnator.matching`` has it."""
+        seen: list[tuple[Tensor, float]] = []
+
+        def denoise(x: Tensor, sigma: float) -> Tensor:
+            guided, _, _ = self.branches(x, sigma)
+            seen.append((derivative(x, guided, sigma), sigma))
+            if len(seen) == 2:
+                raise _SeenEnough
+            return guided
+
+        with suppress(_SeenEnough):
+            self.run(denoise)
+        d, sigma = seen[-1]
         led = self._led(donors, sigma)
-        own = torch.cat([d.at(sigma, cfg) for d, cfg in zip(donors, donor_cfgs, strict=True)])
-        return [
-            max(relative_deviation(a, b), relative_deviation(a, c))
-            for a, b, c in zip(first, led, own, strict=True)
-        ]
+        return [relative_deviation(a, b) for a, b in zip(d, led, strict=True)]
 
     def _led(self, donors: Sequence[Trajectory], sigma: float) -> Tensor:
         cfgs = self.cfg.flatten().tolist()
         return torch.cat([d.at(sigma, cfg) for d, cfg in zip(donors, cfgs, strict=True)])
 
-    def _sigmas(self) -> Tensor:
-        return host.simple_sigmas(self.steps, self.shift)
 
-
-def psnr_each(latents: Tensor, reference: Tensor) -> list[float]:
-    """PSNR in dB of each latent [B, ...] against a reference, on the scale of clips."""
+def psnr_each(latents: Tensor, reference: Tensor, peak: float = LATENT_PEAK) -> list[float]:
+    """PSNR in dB of each latent [B, ...] against a reference; ``latent_peak`` is the range that
+    puts it on the scale of clips."""
     error = (latents.double() - reference.double()).square().flatten(1).mean(1)
-    return (10 * torch.log10(LATENT_PEAK**2 / error.clamp_min(1e-10))).tolist()
+    return (10 * torch.log10(peak**2 / error.clamp_min(1e-10))).tolist()

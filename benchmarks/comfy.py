@@ -10,28 +10,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from carnator.demo import host as embedded
+
+from .overhead import Clock, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 PACK = "carnator_pack"
 SIZE_LIMIT = 2**30
-
-
-@dataclass
-class Run:
-    """What a run in ComfyUI gave."""
-
-    latent: Tensor
-    seconds: float
-    report: Any = None
 
 
 class Comfy:
@@ -43,6 +34,7 @@ class Comfy:
         self.model, self.steps = model, steps
         self.choice = part("nodes.host").StoreChoice(folder, SIZE_LIMIT)
         self.store = self.choice.open()
+        self.clock = Clock(model.model.diffusion_model)
 
     def run(self, prompt: str, settings: dict[str, Any] | None = None) -> Run:
         import comfy.sample
@@ -54,6 +46,7 @@ class Comfy:
         latent = torch.zeros(embedded.SHAPE)
         noise = comfy.sample.prepare_noise(latent, 0)
         positive, negative = conditioning(prompt), conditioning("")
+        self.clock.seconds = 0.0
         began = time.perf_counter()
         out = comfy.sample.sample(
             model,
@@ -71,7 +64,7 @@ class Comfy:
         seconds = time.perf_counter() - began
         if settings is not None:
             report = part("nodes.reports").find(None)
-        return Run(out, seconds, report)
+        return Run(out, seconds, self.clock.seconds, report)
 
 
 def conditioning(text: str) -> list[Any]:

@@ -1,13 +1,32 @@
 """How near to its own dense run does a tweak come, for a given number of model evaluations?
 
-``python -m benchmarks.fidelity --quick --json PATH --plot PATH``
+``python -m benchmarks.fidelity [--quick] [--backbone all] [--json PATH] [--plot PATH]``
 
-Held-out tweaks (captions training never saw), donor and target with the same noise. Three ways
-to spend n evaluations: plain fewer steps, own linear extrapolation (evaluations spaced as suits
-it best), and donor + difference. Then the runs Carnator makes of its own accord under a preset:
-which pairs it accepts, what it reaches, and how many evaluations the other two ways need for
-that. A baseline's curve is made monotone first (the best of all runs with at most n
-evaluations), which can only help it.
+Held-out tweaks (``benchmarks.pairs``), donor and target with the same noise, 30 Euler steps, CFG 4,
+shift 5 unless the tweak changes them. Every published rule in ``benchmarks.competitors`` is swept
+over its knob in the same harness; Carnator is run as a user runs it (``host.generate`` with the
+donor's record in the store), swept over its own knob, the budget; ``donor`` is its predictor under
+the shipped plan of a fixed length, whatever the acceptance says. All are compared with the
+target's own dense run: PSNR, SSIM, attributes, leakage (``benchmarks.metrics``).
+
+The summary, per backbone, over the pairs that Carnator accepts under the preset:
+
+- ``evaluation_ratio_at_31db``: the evaluations of the best competitor for a mean of 31 dB, over
+  Carnator's for the same. A method's evaluations for 31 dB are read off its curve of mean PSNR over
+  mean evaluations, both over all accepted pairs, one point for each setting of its knob, linearly
+  between points and never above a point with fewer evaluations and more dB. Where even its
+  cheapest point lies above 31 dB that point counts. A pair's PSNR counts up to 59 dB.
+- ``p10_db``: the tenth percentile of PSNR of Carnator as it ran under the preset, and of that best
+  competitor at its own operating point: its cheapest setting whose mean reaches 31 dB.
+- ``leakage_over_dense``: Carnator's mean leakage less the dense runs', 0.01 being one point.
+- ``accepted_below_floor``: share of the accepted pairs below the preset's PSNR.
+- ``refused_but_fine``: share of the refused pairs whose plan of the accepted pairs' median length
+  would have kept the floor.
+- ``plain_ratio``, ``own_ratio``: evaluations each of the two needs to match each hit's own PSNR,
+  over the hit's. ``evaluation_ratio``: those of a dense run over the hit's.
+
+``--quick`` draws fewer pairs, sets every second knob, and measures competitors on accepted pairs
+alone.
 """
 
 from __future__ import annotations
@@ -15,259 +34,256 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import statistics
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from carnator.demo import host, quality
-from carnator.demo.captions import Caption
-from carnator.demo.model import BUNDLED, EmbeddedModel
-from carnator.recording import load
-from carnator.request import Settings
+from carnator.demo.families import FAMILIES
+from carnator.demo.model import EmbeddedModel, with_lora
+from carnator.plan import LATE
 from carnator.risk import PRESETS
-from carnator.store import Store
-from carnator.trajectory import Trajectory
 
-from .batch import WORD_KINDS, Batch, Pair, held_out_pairs, psnr_each
+from .batch import Batch, Pair
+from .competitors import COMPETITORS, Case, Pool, fit
+from .competitors.plain import COUNTS, steps_for
+from .measured import CARNATOR, Measured, Point, Session, play
+from .metrics import judge
+from .pairs import PAIR_SEED, chunks, stratified
+from .summary import needed, summarise, text
 
-PAIR_SEED = 1
-QUICK_COUNTS = (6, 8, 10, 13, 17, 22)
-COUNTS = (5, 6, 7, 8, 10, 12, 15, 18, 20, 24, 27)
-METHODS = ("plain", "own", "donor")
-CHUNK = 8
-OWN_LATE = 0.5  # the spacing at which own extrapolation does best; a donor allows a later one
+__all__ = ["PAIR_SEED", "needed"]
+
+PAIRS, QUICK_PAIRS = 80, 48
+QUICK_RIVALS = ("plain", "own")
+POOL, QUICK_POOL = 64, 16
+FIT_RUNS, QUICK_FIT_RUNS = 16, 8
+JUDGED = (8.0, 12.0)  # plans that refused pairs are judged by in the short form
+BUDGETS = (22.0, 24.0, 26.0, 28.0, 31.0, 34.0, 38.0)
+
+
+def every_second(knobs: Sequence[float]) -> Sequence[float]:
+    """Every second knob, the last one among them."""
+    return knobs[::-1][::2][::-1]
 
 
 @dataclass
-class Measured:
-    """One pair: PSNR (dB, of latents) per method and evaluation count, and what Carnator did."""
+class Bench:
+    """One backbone under measurement."""
 
-    kind: str
-    donor: str
-    target: str
-    seed: int
-    d0: float
-    donor_clip_db: float
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
-    decision: str = ""
-    reason: str = ""
-    evaluations: int = 0
-    psnr_db: float = 0.0
-    clip_psnr_db: float = 0.0
-    attributes_right: float = 0.0
-    dense_attributes_right: float = 0.0
+    model: EmbeddedModel
+    pairs: list[Pair]
+    preset: str
+    quick: bool
+    rivals: Sequence[str] = tuple(c.name for c in COMPETITORS)
 
-    @property
-    def accepted(self) -> bool:
-        return self.decision in ("hit", "exact")
+    def __post_init__(self) -> None:
+        self.patched: dict[float, EmbeddedModel] = {0.0: self.model}
 
+    @cached_property
+    def pool(self) -> Pool:
+        return Pool(self.model, QUICK_POOL if self.quick else POOL, self.pairs)
 
-def chunks(pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-    for i in range(0, len(pairs), CHUNK):
-        yield pairs[i : i + CHUNK]
+    @cached_property
+    def rescale(self) -> np.poly1d:
+        return fit(self.model, QUICK_FIT_RUNS if self.quick else FIT_RUNS)
 
+    def knobs(self, knobs: Sequence[float], published: float | None = None) -> Sequence[float]:
+        if not self.quick:
+            return knobs
+        some = every_second(knobs)
+        return some if published is None or published in some else sorted((*some, published))
 
-def measure(
-    model: EmbeddedModel, pairs: Sequence[Pair], counts: Sequence[int], preset: str, bar: tqdm
-) -> list[Measured]:
-    """Run pairs that share their settings through Carnator one by one, as a user would; for the
-    accepted ones measure the curves of all methods in one batch."""
-    out, donors, references = [], [], []
-    for pair in pairs:
-        measured, reference, donor = accept(model, pair, preset)
-        out.append(measured)
-        bar.update()
-        if donor is not None:
-            donors.append(donor)
-            references.append(reference)
-    hits = [(p, m) for p, m in zip(pairs, out, strict=True) if m.accepted]
-    if not hits:
+    def current(self, pair: Pair) -> EmbeddedModel:
+        """The weights of a pair's target."""
+        if pair.lora not in self.patched:
+            self.patched[pair.lora] = with_lora(self.model, pair.lora)
+        return self.patched[pair.lora]
+
+    def measure(self, pairs: Sequence[Pair], bar: tqdm) -> list[Measured]:
+        """Measure pairs whose targets share weights and schedule."""
+        first, current = pairs[0], self.current(pairs[0])
+        budgets = self.knobs(BUDGETS, PRESETS[self.preset])
+        bar.set_postfix_str("Carnator")
+        sessions = []
+        for pair in pairs:
+            sessions.append(play(self.model, current, pair, self.preset, budgets))
+            bar.update()
+        targets = Batch.of(
+            current,
+            [p.target for p in pairs],
+            [p.seed for p in pairs],
+            [p.target_cfg for p in pairs],
+            first.target_steps,
+            shift=first.target_shift,
+        )
+        bar.set_postfix_str("dense runs")
+        reference, _ = targets.dense()
+        self.judge_sessions(current, sessions, pairs, reference)
+        hits = [i for i, s in enumerate(sessions) if s.measured.accepted]
+        misses = [i for i in range(len(pairs)) if i not in hits]
+        wanted = [*hits, *misses] if not self.quick else hits
+        self.follow(targets, sessions, pairs, reference, wanted, self.knobs(COUNTS))
+        if self.quick:
+            self.follow(targets, sessions, pairs, reference, misses, JUDGED)
+        if wanted:
+            donors = [s.donor for s in sessions]
+            case = Case(targets, donors, self.pool, self.rescale).select(wanted)
+            found = [sessions[i].measured for i in wanted]
+            self.compete(case, reference[wanted], [pairs[i] for i in wanted], found, bar)
+        return [s.measured for s in sessions]
+
+    def judge_sessions(
+        self,
+        model: EmbeddedModel,
+        sessions: Sequence[Session],
+        pairs: Sequence[Pair],
+        reference: Tensor,
+    ) -> None:
+        """What Carnator's runs, the dense runs and the donors' clips are worth."""
+        steps = pairs[0].target_steps
+        shown = torch.stack([s.donor.states[-1] for s in sessions])
+        dense = judge(model, reference, reference, pairs)
+        copied = judge(model, shown, reference, pairs)
+        for i, session in enumerate(sessions):
+            attempts = (session.own, *session.others)
+            latents = torch.cat([a.latent for a in attempts])
+            truth = reference[i].expand_as(latents)
+            points = [
+                Point.of(a.budget_db, a.evaluations, steps, q)
+                for a, q in zip(
+                    attempts, judge(model, latents, truth, [pairs[i]] * len(attempts)), strict=True
+                )
+            ]
+            found = session.measured
+            found.own, found.dense = points[0], Point.of(0, steps, steps, dense[i])
+            found.shown = Point.of(0, 0, steps, copied[i])
+            if session.others:
+                found.curves[CARNATOR] = points[1:]
+
+    def follow(
+        self,
+        targets: Batch,
+        sessions: Sequence[Session],
+        pairs: Sequence[Pair],
+        reference: Tensor,
+        rows: Sequence[int],
+        counts: Sequence[float],
+    ) -> None:
+        """Add the curve of Carnator's predictor under plans of a fixed length, for some rows."""
+        if not rows:
+            return
+        some, steps = targets.select(rows), targets.steps
+        records, chosen = [sessions[i].record for i in rows], [pairs[i] for i in rows]
+        for count in counts:
+            evaluations = steps_for(count, steps)
+            latents, _ = some.planned(some.probed_plan(evaluations, LATE), records)
+            qualities = judge(targets.model, latents, reference[rows], chosen)
+            for i, q in zip(rows, qualities, strict=True):
+                points = sessions[i].measured.curves.setdefault("donor", [])
+                points.append(Point.of(count, evaluations, steps, q))
+
+    def compete(
+        self,
+        case: Case,
+        reference: Tensor,
+        pairs: Sequence[Pair],
+        measured: Sequence[Measured],
+        bar: tqdm,
+    ) -> None:
+        """Add the curves of every competitor."""
+        model, steps = case.targets.model, case.targets.steps
+        for competitor in (c for c in COMPETITORS if c.name in self.rivals):
+            bar.set_postfix_str(competitor.name)
+            for knob in self.knobs(competitor.knobs, competitor.published):
+                got = competitor.run(case, knob)
+                qualities = judge(model, got.latents, reference, pairs)
+                for m, n, q in zip(measured, got.evaluations.tolist(), qualities, strict=True):
+                    points = m.curves.setdefault(competitor.name, [])
+                    points.append(Point.of(knob, n, steps, q))
+
+    def run(self) -> list[Measured]:
+        out = []
+        with tqdm(total=len(self.pairs), desc=self.model.family.title, unit="pair") as bar:
+            bar.set_postfix_str("pool and calibration")
+            _ = self.pool, self.rescale
+            for group in chunks(self.pairs):
+                out += self.measure(group, bar)
         return out
-    chosen = [p for p, _ in hits]
-    targets = Batch.of(
-        model,
-        [p.target for p in chosen],
-        [p.seed for p in chosen],
-        [p.target_cfg for p in chosen],
-        chosen[0].target_steps,
+
+
+def models(backbone: str, path: Path | None) -> list[EmbeddedModel]:
+    """The models asked for. Raises FileNotFoundError or ValueError that says what to do."""
+    if path is not None:
+        return [EmbeddedModel.load(path)]
+    names = (
+        [n for n, f in FAMILIES.items() if f.path.is_file()] if backbone == "all" else [backbone]
     )
-    for n in counts:
-        runs = {
-            "plain": targets.with_steps(n).dense()[0],
-            "own": targets.planned(targets.plan(n, OWN_LATE), None)[0],
-            "donor": targets.planned(targets.plan(n, OWN_LATE), donors)[0],
-        }
-        for method, latents in runs.items():
-            dbs = psnr_each(latents, torch.cat(references))
-            for (_, m), db in zip(hits, dbs, strict=True):
-                m.curves[method][n] = db
-        bar.set_postfix(curves=n)
-    return out
+    return [EmbeddedModel.load(FAMILIES[name].path) for name in names]
 
 
-def accept(
-    model: EmbeddedModel, pair: Pair, preset: str
-) -> tuple[Measured, torch.Tensor, Trajectory | None]:
-    """Run a pair through Carnator with the donor alone in the store: what happened, the target's
-    own dense latent, and on a hit the donor's trajectory."""
-
-    def run(caption: Caption, settings: Settings | None) -> host.Result:
-        return host.generate(
-            model,
-            caption,
-            seed=pair.seed,
-            cfg=pair.target_cfg,
-            steps=pair.target_steps,
-            settings=settings,
-            store=store,
-        )
-
-    with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
-        shown = run(pair.donor, Settings(preset=preset))
-        store.flush()
-        result = run(pair.target, Settings(preset=preset, record=False))
-        report = result.report
-        assert report is not None
-        hit = report.decision in ("hit", "exact")
-        dense = run(pair.target, None) if hit else result
-        levels = host.simple_sigmas(pair.target_steps).tolist()[:-1]
-        donor = load(store, store.entries()[0], levels)[0] if hit else None
-    names = (pair.kind, str(pair.donor), str(pair.target), pair.seed, report.d0 or 0.0)
-    measured = Measured(
-        *names,
-        donor_clip_db=psnr_each(shown.latent, dense.latent)[0],
-        curves={m: {} for m in METHODS},
-        decision=report.decision,
-        reason=report.reason,
-        evaluations=report.evaluations,
-        psnr_db=psnr_each(result.latent, dense.latent)[0],
-        clip_psnr_db=quality.psnr(result.clip, dense.clip),
-        attributes_right=quality.attributes_right(result.clip, pair.target),
-        dense_attributes_right=quality.attributes_right(dense.clip, pair.target),
+def save(path: Path, data: dict) -> None:
+    """Write the results as JSON with one line for each pair."""
+    lines = [
+        f"  {json.dumps(name)}: [\n"
+        + ",\n".join(f"   {json.dumps(m.as_dict())}" for m in measured)
+        + "\n  ]"
+        for name, measured in data["pairs"].items()
+    ]
+    head = {k: v for k, v in data.items() if k != "pairs"}
+    start = re.sub(  # one line for each setting of a curve
+        r"\{[^{}\[\]]*\}",
+        lambda m: " ".join(m.group().split()),
+        json.dumps(head, indent=1).removesuffix("\n}"),
     )
-    return measured, dense.latent, donor
-
-
-def needed(curve: dict[int, float], psnr_db: float, total: int) -> float:
-    """Evaluations a curve needs for a PSNR, interpolated linearly; ``total`` where it falls short.
-
-    The curve is taken as the best of all counts up to n.
-    """
-    best, before = -float("inf"), (0, 0.0)
-    for n, db in sorted(curve.items()):
-        best = max(best, db)
-        if best >= psnr_db:
-            if before[0] == 0 or best <= before[1]:
-                return float(n)
-            return before[0] + (n - before[0]) * (psnr_db - before[1]) / (best - before[1])
-        before = (n, best)
-    return float(total)
-
-
-def summarise(
-    measured: Sequence[Measured], counts: Sequence[int], preset: str
-) -> dict[str, object]:
-    """Means over the accepted pairs, and per kind and count over all of them."""
-    floor, total = PRESETS[preset], host.STEPS
-    hits = [m for m in measured if m.accepted]
-
-    def ratio(method: str) -> list[float]:
-        return [needed(m.curves[method], m.psnr_db, total) / m.evaluations for m in hits]
-
-    def mean(values: Sequence[float]) -> float | None:
-        return round(statistics.fmean(values), 3) if values else None
-
-    def curve(group: Sequence[Measured]) -> dict[str, dict[int, float | None]]:
-        return {k: {n: mean([m.curves[k][n] for m in group]) for n in counts} for k in METHODS}
-
-    kinds = sorted({m.kind for m in measured})
-    by_kind = {k: [m for m in measured if m.kind == k] for k in kinds}
-    return {
-        "preset": preset,
-        "floor_db": floor,
-        "pairs": len(measured),
-        "accepted": len(hits),
-        "plain_ratio": mean(ratio("plain")),
-        "own_ratio": mean(ratio("own")),
-        "evaluation_ratio": mean([total / m.evaluations for m in hits]),
-        "accepted_psnr_db": mean([m.psnr_db for m in hits]),
-        "accepted_lowest_db": round(min(m.psnr_db for m in hits), 3) if hits else None,
-        "below_floor_share": mean([float(m.psnr_db < floor) for m in hits]),
-        "attributes_right": mean([m.attributes_right for m in hits]),
-        "dense_attributes_right": mean([m.dense_attributes_right for m in hits]),
-        "all_dense_attributes_right": mean([m.dense_attributes_right for m in measured]),
-        "accepted_curves": curve(hits),
-        "kinds": {
-            k: {
-                "pairs": len(group),
-                "accepted": sum(m.accepted for m in group),
-                "mean_d0": mean([m.d0 for m in group]),
-                "accepted_psnr_db": mean([m.psnr_db for m in group if m.accepted]),
-            }
-            for k, group in by_kind.items()
-        },
-    }
-
-
-def text(summary: dict, counts: Sequence[int]) -> str:
-    """The summary for a terminal."""
-    lines = ["mean PSNR (dB) against the own dense run, accepted pairs"]
-    lines.append("evaluations  " + "".join(f"{n:>7}" for n in counts))
-    for method in METHODS:
-        curve = summary["accepted_curves"][method]
-        lines.append(f"{method:<13}" + "".join(f"{curve[n] or 0:7.1f}" for n in counts))
-    for kind, group in summary["kinds"].items():
-        reached = group["accepted_psnr_db"]
-        psnr = "" if reached is None else f", {reached:.1f} dB"
-        d0 = group["mean_d0"]
-        lines.append(
-            f"{kind}: {group['accepted']} of {group['pairs']} accepted (mean D0 {d0}){psnr}"
-        )
-    if summary["accepted"]:
-        lines.append(
-            f"{summary['accepted']} accepted under {summary['preset']} ({summary['floor_db']} dB): "
-            f"{summary['evaluation_ratio']}x fewer evaluations, {summary['accepted_psnr_db']} dB, "
-            f"{summary['below_floor_share']:.1%} below the floor; for the same PSNR plain fewer "
-            f"steps needs {summary['plain_ratio']}x, own extrapolation {summary['own_ratio']}x "
-            "the evaluations"
-        )
-    return "\n".join(lines)
+    path.write_text(f'{start},\n "pairs": {{\n' + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer pairs and counts")
-    parser.add_argument("--pairs", type=int, help="pairs of every kind")
+    parser.add_argument("--quick", action="store_true", help="fewer pairs, settings, competitors")
+    parser.add_argument("--backbone", choices=(*FAMILIES, "all"), default="all")
+    parser.add_argument("--model", type=Path, help="a checkpoint instead of the bundled ones")
+    parser.add_argument("--pairs", type=int, help="pairs in all")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="balanced")
-    parser.add_argument("--model", type=Path, default=BUNDLED)
+    names = [c.name for c in COMPETITORS]
+    parser.add_argument("--rivals", nargs="+", choices=names, help="competitors to measure")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     torch.set_flush_denormal(True)
-    model = EmbeddedModel.load(options.model)
-    counts = QUICK_COUNTS if options.quick else COUNTS
-    per_kind = options.pairs or (16 if options.quick else 24)
-    pairs = held_out_pairs(PAIR_SEED, (*WORD_KINDS, "unrelated"), per_kind)
-    measured = []
-    with tqdm(total=len(pairs), unit="pair") as bar:
-        for chunk in chunks(pairs):
-            measured += measure(model, chunk, counts, options.preset, bar)
-    summary = summarise(measured, counts, options.preset)
-    print(text(summary, counts))
-    if options.json:
-        data = {"summary": summary, "pairs": [asdict(m) for m in measured]}
-        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    total = options.pairs or (QUICK_PAIRS if options.quick else PAIRS)
+    data: dict[str, dict] = {"summary": {}, "pairs": {}}
+    command = " ".join(["python -m benchmarks.fidelity", *sys.argv[1:]])
+    try:
+        found, pairs = models(options.backbone, options.model), stratified(total)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    for model in found:
+        name = model.family.name
+        rivals = options.rivals or (QUICK_RIVALS if options.quick else names)
+        bench = Bench(model, pairs, options.preset, options.quick, rivals)
+        measured = data["pairs"][name] = bench.run()
+        data["summary"][name] = {
+            "fingerprint": model.fingerprint,
+            "teacache_polynomial": [float(f"{c:.6g}") for c in bench.rescale.coeffs],
+            **summarise(measured, options.preset),
+        }
+        print(text(name, data["summary"][name]))
+        if options.json:
+            save(options.json, {"command": command, **data})
     if options.plot:
         from .plot import fidelity_plot
 
-        hits = [(m.evaluations, m.psnr_db) for m in measured if m.accepted]
-        fidelity_plot(summary, counts, hits, options.plot)
+        fidelity_plot(data["summary"], data["pairs"], options.plot)
 
 
 if __name__ == "__main__":

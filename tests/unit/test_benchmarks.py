@@ -93,7 +93,7 @@ def test_the_donor_is_worth_more_the_nearer_it_is(model):
     twin = made.dense(record=True)[1]
     other = batch.Batch.of(model, [captions.parse("cyan square up on white")], [3], [2.5], 8)
     stranger = other.dense(record=True)[1]
-    assert made.d0(twin, [2.5])[0] < 1e-3 < made.d0(stranger, [2.5])[0]
+    assert made.d1(twin)[0] < 1e-3 < made.d1(stranger)[0]
     dense, _ = made.dense()
     near, far, own = (
         batch.psnr_each(made.planned(made.plan(4), d)[0], dense)[0] for d in (twin, stranger, None)
@@ -111,6 +111,8 @@ def test_needed_evaluations_are_interpolated_on_the_best_so_far(psnr, evaluation
 
 
 def test_overhead_is_the_median_of_paired_differences():
-    case = overhead.figures("x", [1.0, 1.0, 3.0], [1.01, 1.03, 3.02])
+    plain = [(1.0, 0.1), (1.0, 0.1), (3.0, 0.1)]
+    case = overhead.figures("x", plain, [(1.01, 0.102), (1.03, 0.101), (3.02, 0.104)])
     assert case["overhead_ms"] == 20.0 and case["overhead_percent"] == 2.0
+    assert case["outside_ms"] == 2.0 and case["outside_error_ms"] == 1.07
     assert case["allowed_ms"] == 22.0
