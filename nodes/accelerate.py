@@ -20,8 +20,8 @@ def preset_input(**kwargs: object) -> io.Combo.Input:
         options=[*PRESETS, "custom"],
         default="balanced",
         tooltip="How near the result has to stay to the one you would get without reuse. faithful: "
-        "hard to tell apart. balanced: the same clip. fast: small differences in detail. custom: "
-        "the number in budget_db.",
+        "hard to tell apart. balanced: the same clip. fast: for trying things out; most runs stay "
+        "close. custom: the number in budget_db.",
         **kwargs,
     )
 
@@ -34,8 +34,8 @@ def budget_input() -> io.Float.Input:
         max=80.0,
         step=0.5,
         advanced=True,
-        tooltip="For the preset custom: expected deviation from the run without reuse, as latent "
-        "PSNR in dB. More is stricter.",
+        tooltip="For the preset custom: how near to the run without reuse nearly all runs have to "
+        "stay, as latent PSNR in dB. More is stricter.",
     )
 
 

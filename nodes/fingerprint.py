@@ -7,9 +7,11 @@ and it is for the caller to decide what an unprovable equality is worth.
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import types
+import uuid
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+NONCE = " once "
 SAMPLES = 64  # values read of a tensor that is sampled instead of hashed whole
 MAX_DEPTH = 12
 MAX_PARTS = 100_000
@@ -111,7 +114,9 @@ class Digest:
         elif isinstance(value, types.FunctionType):
             self._mark("function", value.__module__, value.__qualname__)
             self._code(value.__code__, depth)
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+            state = _rebound(value.__code__)
+            named = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            cells = [c.cell_contents for name, c in named if name not in state and _filled(c)]
             for item in (value.__defaults__, value.__kwdefaults__, cells):
                 self._add(item, depth)
         elif hasattr(value, "__dict__") and not hasattr(value, "model_patches_to"):
@@ -147,6 +152,33 @@ def digest(*values: Any) -> str:
     if result.opaque:
         raise ValueError(f"Content of {', '.join(sorted(set(result.opaque)))} cannot be read.")
     return result.hex
+
+
+def content(value: Any, sampled: bool = False) -> str:
+    """Hash of a soft key. What cannot be read makes it unlike any other, now and later."""
+    result = Digest(sampled).add(value)
+    return result.hex + nonce() if result.opaque else result.hex
+
+
+def nonce() -> str:
+    """What makes a soft key equal to none, not even to itself a second time."""
+    return NONCE + uuid.uuid4().hex
+
+
+def readable(value: str | None) -> str:
+    """A key without its nonce."""
+    return (value or "").rsplit(NONCE, 1)[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _rebound(code: types.CodeType) -> frozenset[str]:
+    """Names of the outer variables that a function writes: what it keeps while it runs, as against
+    what it was set up with."""
+    written = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_DEREF"}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            written |= _rebound(inner)
+    return frozenset(written & set(code.co_freevars))
 
 
 def _large(value: Any) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import comfy.patcher_extension
 import comfy.samplers
 
+from .weights import compiled
+
 KEY = "carnator"  # of all of Carnator's wrappers
 PREDICT = comfy.patcher_extension.WrappersMP.PREDICT_NOISE
 
@@ -31,3 +33,10 @@ def observed_scale(guider: Any) -> float | None:
     if any(options.get(name) for name in functions) or any(k != KEY for k in wrappers):
         return None
     return guidance_scale(guider)
+
+
+def attention_visible(guider: Any) -> bool:
+    """Whether the self-attention of an evaluation can be watched. A compiled model would keep the
+    observer in its graph: it would be called in every later run, and hold on to what it sees."""
+    wrappers = guider.model_options.get("transformer_options", {}).get("wrappers", {})
+    return not compiled(guider.model_patcher, wrappers)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,16 @@ from torch import Tensor
 from ..carnator.engine import Run
 from ..carnator.matching import may_use_bank_noise
 from ..carnator.report import Report
-from ..carnator.request import Evaluation, Probe, Request, Settings
-from ..carnator.signature import AttentionProbe, signature
+from ..carnator.request import Evaluation, Request, Settings
 from ..carnator.store import Store
 from . import reports
-from .guidance import KEY, PREDICT, observed_scale
+from .guidance import KEY, PREDICT, attention_visible, observed_scale
 from .matched import ProbeMismatch, Verdict, check_probe, moved
 from .noise import bank_noise
 from .observe import Watch, call_arguments
-from .request import Unsupported, read_request
+from .refusals import READS_GUIDANCE, Unsupported, reads_guidance
+from .request import read_request
+from .stages import boundary, left
 
 log = logging.getLogger("carnator")
 OUTER = extension.WrappersMP.OUTER_SAMPLE
@@ -84,10 +86,17 @@ def accelerated(guider: Any) -> bool:
 
 
 def with_shift(model: Any, shift: float) -> Any:
-    """A clone of a flow model with another shift of its noise schedule."""
+    """A clone of a flow model with another shift of its noise schedule.
+
+    Where the host counts the shift as an exponent (LTX-Video), it is given its logarithm and a
+    table as fine as the others', so that equal shifts give all families one schedule.
+    """
     clone = model.clone()
     sampling = copy.deepcopy(clone.get_model_object("model_sampling"))
-    sampling.set_parameters(shift=shift, multiplier=sampling.multiplier)
+    if hasattr(sampling, "multiplier"):
+        sampling.set_parameters(shift=shift, multiplier=sampling.multiplier)
+    else:
+        sampling.set_parameters(shift=math.log(shift), timesteps=1000)
     clone.add_object_patch("model_sampling", sampling)
     return clone
 
@@ -120,8 +129,7 @@ class Bystander:
             return inner(*args, **kwargs)
 
         began = time.perf_counter()
-        options = executor.class_obj.model_options
-        extension.add_wrapper_with_key(PREDICT, KEY, count, options, True)
+        watch_predictions(executor.class_obj, count)
         latent = executor(*args, **kwargs)
         report.seconds = time.perf_counter() - began
         tell(report, latent, self.told)
@@ -159,7 +167,7 @@ class Accelerator:
         guider = executor.class_obj
         try:
             run, noise = self._start(guider, named(executor, args, kwargs))
-            predict_noise = predictor(run, observed_scale(guider))
+            steps = StepWrapper(run, guider)
         except ProbeMismatch:
             raise
         except Unsupported as reason:
@@ -174,8 +182,8 @@ class Accelerator:
             kwargs["noise"] = noise
         latent = None
         try:
-            extension.add_wrapper_with_key(PREDICT, KEY, predict_noise, guider.model_options, True)
-            latent = run.finish(executor(*args, **kwargs))
+            watch_predictions(guider, steps)
+            latent = steps.finish(executor(*args, **kwargs))
             return latent
         finally:  # Cancel is no Exception
             if latent is None:
@@ -222,60 +230,64 @@ def read_call(guider: Any, given: dict[str, Any]) -> Request:
     )
 
 
-def predictor(run: Run, cfg: float | None) -> Callable[..., Tensor]:
+def watch_predictions(guider: Any, wrapper: Callable[..., Tensor]) -> None:
+    """Put a ``PREDICT_NOISE`` wrapper on a guider's options, which the host made for one run."""
+    extension.add_wrapper_with_key(PREDICT, KEY, wrapper, guider.model_options, True)
+
+
+class StepWrapper:
     """The ``PREDICT_NOISE`` wrapper of one run: each call is evaluated or predicted."""
 
-    def predict_noise(executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def __init__(self, run: Run, guider: Any):
+        self.run = run
+        self.cfg = observed_scale(guider)
+        self.attends = attention_visible(guider)
+        self.aside = ""  # why the run is left alone, if it is only seen while it runs
+        self._beside = 0  # evaluations since
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
         x, sigma, options, rest = call_arguments(args, kwargs)
+        if not self.aside and reads_guidance(executor.class_obj, options):
+            self.aside = READS_GUIDANCE
+        if self.aside:
+            self._beside += 1
+            return executor(*args, **kwargs)
+        run = self.run
 
         def evaluate() -> Evaluation:
-            watch = Watch(cfg, run.attention if run.wants_attention else None, x)
+            shown = run.attention if self.attends and run.wants_attention else None
+            watch = Watch(self.cfg, shown, x)
             denoised = executor(x, sigma, watch.options(options), *rest)
             return Evaluation(denoised, *watch.branches(denoised))
 
         return run.denoise(x, float(sigma.flatten()[0]), evaluate)
 
-    return predict_noise
+    def finish(self, latent: Tensor) -> Tensor:
+        """Close the run; returns the latent to hand out."""
+        run = self.run
+        if self.aside:
+            run.abandon(self.aside)
+            report = run.report
+            report.decision, report.reason = "dense", f"this run is left alone: {self.aside}"
+            report.evaluations += self._beside
+            report.dense_evaluations += self._beside
+            log.info("[Carnator] %s", report.line())
+            return latent
+        self._joining(lambda: labelled(run, latent))
+        handed = run.finish(latent)
+        self._joining(lambda: left(run.request, handed))
+        return handed
 
-
-class ProbeDone(BaseException):
-    """Stops the sampler after the probe's evaluation; never leaves this file."""
-
-
-class Prober:
-    """An ``OUTER_SAMPLE`` wrapper that makes the first evaluation of a run and stops there."""
-
-    def __init__(self) -> None:
-        self.probe: Probe | None = None
-        self.refusal: str | None = None
-
-    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
-        guider = executor.class_obj
-        given = named(executor, args, kwargs)
+    def _joining(self, work: Callable[[], object]) -> None:
+        """What joins this run to the next stage; a fault in it is no reason to lose the run."""
         try:
-            request = read_call(guider, given)
-        except Unsupported as reason:
-            self.refusal = str(reason)
-            return given["latent_image"]
+            work()
         except Exception as error:
-            self.refusal = f"the run could not be read ({type(error).__name__}: {error})"
-            return given["latent_image"]
-        cfg = observed_scale(guider)
+            log.warning("[Carnator] stages are not joined (%s: %s)", type(error).__name__, error)
 
-        def predict_noise(inner: Any, *args: Any, **kwargs: Any) -> Tensor:
-            x, sigma, options, rest = call_arguments(args, kwargs)
-            attention = AttentionProbe()
-            watch = Watch(cfg, attention.see, x)
-            denoised = inner(x, sigma, watch.options(options), *rest)
-            branches = watch.branches(denoised)
-            made = signature(denoised, *branches, attention)
-            evaluation = Evaluation(denoised, *branches)
-            probe = Probe(request, x, float(sigma.flatten()[0]), evaluation, made, watch.seconds)
-            self.probe = moved(probe, "cpu")
-            raise ProbeDone
 
-        extension.add_wrapper_with_key(PREDICT, KEY, predict_noise, guider.model_options, True)
-        try:
-            return executor(*args, **kwargs)
-        except ProbeDone:
-            return given["latent_image"]
+def labelled(run: Run, latent: Tensor) -> None:
+    """Write into the record to come at which boundary its stage ends."""
+    if run.request.sigmas[-1] > 0:
+        ends = {**run.request.labels, "ends": boundary(latent)}
+        run.request = replace(run.request, labels=ends)

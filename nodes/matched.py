@@ -34,9 +34,14 @@ def moved(probe: Probe, device: Any) -> Probe:
     def copied(tensor: Tensor) -> Tensor:
         return tensor.detach().to(device, copy=True)
 
-    e = probe.evaluation
-    branches = [None if b is None else copied(b) for b in (e.cond, e.uncond)]
-    return replace(probe, x=copied(probe.x), evaluation=Evaluation(copied(e.denoised), *branches))
+    def evaluated(e: Evaluation) -> Evaluation:
+        branches = [None if b is None else copied(b) for b in (e.cond, e.uncond)]
+        return Evaluation(copied(e.denoised), *branches)
+
+    second = probe.second
+    if second is not None:
+        second = replace(second, x=copied(second.x), evaluation=evaluated(second.evaluation))
+    return replace(probe, x=copied(probe.x), evaluation=evaluated(probe.evaluation), second=second)
 
 
 def check_probe(probe: Probe, request: Request) -> None:

@@ -9,7 +9,8 @@ from comfy_api.latest import io, ui
 from comfy_extras.nodes_custom_sampler import SamplerCustomAdvanced
 from torch import Tensor
 
-from ..carnator.matching import Match
+from ..carnator.derivative import derivative
+from ..carnator.matching import Match, confirm
 from ..carnator.matching import match as find_match
 from ..carnator.report import Report
 from ..carnator.request import Probe, Settings
@@ -25,6 +26,7 @@ from .accelerate import (
 )
 from .matched import Verdict
 from .pictures import heat_map, plain_map
+from .probing import Prober
 from .report import CarnatorReportType
 from .store import CarnatorStoreType, chosen_store
 
@@ -83,7 +85,7 @@ class CarnatorProbe(io.ComfyNode):
         sigmas: Tensor,
         latent_image: io.Latent.Type,
     ) -> io.NodeOutput:
-        prober = host.Prober()
+        prober = Prober()
         twin = host.guider_with(guider, prober)
         SamplerCustomAdvanced.execute(noise, twin, sampler, sigmas, latent_image)
         if prober.probe is None and not prober.refusal:
@@ -142,11 +144,13 @@ class CarnatorSignatureMatch(io.ComfyNode):
         if probe.probe is None:
             report.reason = UNSEEN.format(probe.refusal)
             return io.NodeOutput(None, False, report)
-        found = find_match(probe.probe, settings, choice.open())
-        report.decision, report.reason = found.decision, found.reason
-        report.d0, report.expected_db = found.d0, found.expected_db
-        report.evaluations = report.dense_evaluations = 1
-        report.seconds = probe.probe.seconds
+        found, second = find_match(probe.probe, settings, choice.open()), probe.probe.second
+        if found.decision == "candidate" and second is not None:
+            d = derivative(second.x, second.evaluation.denoised, second.sigma)
+            found = confirm(found, d, second.sigma, settings, choice.open())
+        report.judged(found)
+        report.evaluations = report.dense_evaluations = 1 if second is None else 2
+        report.seconds = probe.probe.seconds + (0.0 if second is None else second.seconds)
         if found.donor is not None and found.accepted:
             report.donor = found.donor.id
             report.donor_label = str(found.donor.meta.get("label", ""))

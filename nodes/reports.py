@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from threading import Lock
 
+import comfy.utils
 from torch import Tensor
 
 from ..carnator.report import Report
 from .fingerprint import Digest
+from .stages import travelling_type
 
 KEPT = 32
 
@@ -35,4 +37,8 @@ def find(latent: Tensor | None) -> Report | None:
 
 
 def _name(latent: Tensor) -> str:
-    return Digest(sampled=True).add(latent).hex
+    """Hash of a latent, whether it is still as the sampler gave it or as the node hands it on:
+    packs taken apart, and in the type that travels between nodes."""
+    if getattr(latent, "is_nested", False):
+        latent, _ = comfy.utils.pack_latents(latent.unbind())
+    return Digest(sampled=True).add(latent.to(travelling_type())).hex

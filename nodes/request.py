@@ -8,20 +8,19 @@ read makes a request unlike any other (soft) or keeps it from reuse (hard).
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import comfy.k_diffusion.sampling
-import comfy.samplers
 import torch
-from comfy.extra_samplers import uni_pc
 from torch import Tensor
 
-from ..carnator import backbones
 from ..carnator.request import Request
-from .fingerprint import Digest, digest
+from .fingerprint import content, digest, readable
 from .guidance import KEY, guidance_scale
+from .naming import prompt_words
+from .refusals import Unsupported, refuse, sampler_name
+from .stages import continued
+from .weights import COMPILE, architecture, model_path, patches, weights
 
 TEXT = (
     "cross_attn",
@@ -32,15 +31,17 @@ TEXT = (
     "text_",
     "lyrics",
 )
-NONCE = " once "
 DROPPED = "uuid"  # new for every guider
-OWN_OPTIONS = ("wrappers", "callbacks", "sample_sigmas")  # told apart below, or known otherwise
-LOADED = "to_load_options"  # the host's own working copy
+NEUTRAL = (KEY, COMPILE)  # wrappers that leave the model's answers what they are
+OWN_OPTIONS = (  # told apart below, known otherwise, or without effect on the result
+    "transformer_options",
+    "wrappers",
+    "callbacks",
+    "sample_sigmas",
+    "to_load_options",  # the host's own working copy
+    "torch_compile_kwargs",
+)
 SIGMA_TOLERANCE = 1e-4
-
-
-class Unsupported(Exception):
-    """This run cannot be reused; the message says why, as the end of a sentence."""
 
 
 def read_request(
@@ -57,12 +58,13 @@ def read_request(
 
     Raises Unsupported with the reason when the run has to be left alone.
     """
-    refuse(guider, noise, latent_shapes)
+    refuse(guider, noise, sigmas, latent_shapes)
     patcher = guider.model_patcher
     name = sampler_name(sampler)
     schedule = tuple(sigmas.tolist())
     conds: Mapping[str, list[dict]] = guider.conds
     others = content(foreign_options(guider))
+    before = continued(noise, latent_image)
     shape = tuple(noise.shape)
     family = type(patcher.model.model_config).__name__
     scale = guidance_scale(guider)
@@ -70,12 +72,12 @@ def read_request(
         "backbone": family,
         "latent": f"{list(shape)} {type(patcher.get_model_object('latent_format')).__name__}",
         "prediction": " ".join(c.__name__ for c in type(model_sampling(patcher)).__mro__),
-        "initial": initial_state(latent_image, denoise_mask),
+        "initial": initial_state(latent_image, denoise_mask, before and before[1]),
         "conditioning": conditioning(conds),
         "stage": stage(patcher, schedule),
         "noise": digest(noise),
         "company": company(guider),
-        "options": _readable(others),
+        "options": readable(others),
     }
     options = dict(getattr(sampler, "extra_options", {}))
     numbers = {k: float(v) for k, v in options.items() if isinstance(v, int | float)}
@@ -90,7 +92,11 @@ def read_request(
         "cfg": content([type(guider).__qualname__, guidance]),
         "sampler": content([name, options, inpaint]),
         "schedule": digest(list(schedule)),
+        "start": before[0] if before else "",
     }
+    labels = {"model": file_name(patcher) or family, "sampler": name, "prompt": prompt_words()}
+    if before:
+        labels["begins"] = before[0]
     return Request(
         hard=hard,
         soft=soft,
@@ -99,49 +105,9 @@ def read_request(
         sigmas=schedule,
         cfg=1.0 if scale is None else scale,
         seed=int(seed or 0),
-        labels={"model": model_file(patcher) or family, "sampler": name},
+        labels=labels,
         sampler_options=numbers,
     )
-
-
-def refuse(guider: Any, noise: Tensor, latent_shapes: Any) -> None:
-    """Raise Unsupported for what the method does not cover."""
-    if getattr(noise, "is_nested", False) or len(latent_shapes or ()) > 1:
-        raise Unsupported("the latent is a pack of several (audio and video)")
-    if noise.ndim not in (4, 5):
-        raise Unsupported(f"the latent has {noise.ndim} dimensions, not those of images or video")
-    if noise.shape[0] != 1:
-        raise Unsupported(f"it is a batch of {noise.shape[0]}; only single latents are reused")
-    options = guider.model_options
-    if options.get("context_handler") is not None:
-        raise Unsupported("context windows are in use")
-    if options.get("multigpu_clones") or guider.model_patcher.additional_models.get("multigpu"):
-        raise Unsupported("the work is split over several GPUs")
-    for entries in guider.conds.values():
-        for entry in entries:
-            for name, words in (
-                ("hooks", "its conditioning carries hooks"),
-                ("control", "a ControlNet is attached"),
-                ("gligen", "GLIGEN boxes are attached"),
-            ):
-                if entry.get(name) is not None:
-                    raise Unsupported(words)
-    if getattr(guider.model_patcher, "forced_hooks", None) is not None:
-        raise Unsupported("the model carries hooks")
-
-
-def sampler_name(sampler: Any) -> str:
-    """The host's name of a sampler's function without ``sample_``, or Unsupported."""
-    function = getattr(sampler, "sampler_function", None)
-    name = getattr(function, "__name__", type(sampler).__name__)
-    homes = (comfy.k_diffusion.sampling, uni_pc)
-    if type(sampler) is not comfy.samplers.KSAMPLER:
-        raise Unsupported(f"the sampler {name!r} is not one of the host's own")
-    if name in ("dpm_fast_function", "dpm_adaptive_function"):
-        raise Unsupported(f"the sampler {name[:-9]!r} chooses its own evaluations")
-    if not any(getattr(home, name, None) is function for home in homes):
-        raise Unsupported(f"the sampler {name!r} is not one of the host's own")
-    return name.removeprefix("sample_")
 
 
 def model_sampling(patcher: Any) -> Any:
@@ -159,8 +125,13 @@ def stage(patcher: Any, sigmas: tuple[float, ...]) -> str:
     return f"{start} to {sigmas[-1]:.4f}"
 
 
-def initial_state(latent_image: Tensor, mask: Tensor | None) -> str:
-    """Hash of what the run starts from besides noise; ``empty`` for text to image or video."""
+def initial_state(latent_image: Tensor, mask: Tensor | None, origin: str | None = None) -> str:
+    """Hash of what the run starts from besides noise; ``empty`` for text to image or video.
+
+    With the ``origin`` of an earlier stage, that counts instead of the latent the stage left.
+    """
+    if origin is not None:
+        return f"goes on from {digest([origin, mask])}"
     if mask is None and torch.count_nonzero(latent_image) == 0:
         return "empty"
     return digest(latent_image, mask)
@@ -201,70 +172,22 @@ def is_text(name: str) -> bool:
     return name.startswith(TEXT)
 
 
-def content(value: Any, sampled: bool = False) -> str:
-    """Hash of a soft key. What cannot be read makes it unlike any other, now and later."""
-    result = Digest(sampled).add(value)
-    return result.hex + nonce() if result.opaque else result.hex
-
-
-def nonce() -> str:
-    """What makes a soft key equal to none, not even to itself a second time."""
-    return NONCE + uuid.uuid4().hex
-
-
 def differences(one: Request, other: Request) -> list[str]:
     """Names of what differs between two requests. Unreadable parts are taken on trust, and so is
     the inner state of other packs' options, which changes as they run."""
     names = []
     for mine, theirs in ((one.hard, other.hard), (one.soft, other.soft)):
         keys = sorted({*mine, *theirs} - {"options"})
-        names += [k for k in keys if _readable(mine.get(k)) != _readable(theirs.get(k))]
+        names += [k for k in keys if readable(mine.get(k)) != readable(theirs.get(k))]
     if one.architecture != other.architecture:
         names.insert(0, "model")
     return [*names, "seed"] if one.seed != other.seed else names
 
 
-def _readable(value: str | None) -> str:
-    return (value or "").rsplit(NONCE, 1)[0]
-
-
-def architecture(patcher: Any) -> str:
-    """Hash of the names and shapes of the diffusion model's weights; reads no weight."""
-    model = patcher.model.diffusion_model
-    return backbones.architecture((n, tuple(p.shape)) for n, p in model.named_parameters())
-
-
-def model_file(patcher: Any) -> str | None:
-    """File name the model was loaded from, where the loader left it."""
-    origin = getattr(patcher, "cached_patcher_init", None)
-    path = origin[1][0] if origin and origin[1] else None
-    return os.path.basename(path) if isinstance(path, str) else None
-
-
-def weights(patcher: Any) -> str:
-    """Which weights these are, without reading them: file, size, time, type in memory."""
-    name = model_file(patcher)
-    if name is None:
-        return f"unknown{nonce()}"
-    try:
-        found = os.stat(patcher.cached_patcher_init[1][0])
-    except OSError:  # moved away since it was loaded
-        return f"unknown{nonce()}"
-    return digest([name, found.st_size, found.st_mtime_ns, str(patcher.model_dtype())])
-
-
-def patches(patcher: Any) -> str:
-    """Hash of everything laid over the weights: LoRAs (key, strength, sampled values) and more."""
-    return content(
-        [
-            patcher.patches,
-            getattr(patcher, "weight_wrapper_patches", {}),
-            patcher.object_patches,
-            sorted(patcher.injections),
-            patcher.hook_patches,
-        ],
-        sampled=True,
-    )
+def file_name(patcher: Any) -> str | None:
+    """Name of the file the model was loaded from."""
+    path = model_path(patcher)
+    return os.path.basename(path) if path else None
 
 
 def company(guider: Any) -> str:
@@ -274,20 +197,22 @@ def company(guider: Any) -> str:
     options = guider.model_options
     inner = options.get("transformer_options", {})
     wrappers = inner.get("wrappers", {})
-    names = {f"{kind}:{key}" for kind in wrappers for key in wrappers[kind] if key != KEY}
-    names |= {k for k, v in options.items() if v and k not in ("transformer_options", LOADED)}
+    names = {f"{kind}:{key}" for kind in wrappers for key in wrappers[kind] if key not in NEUTRAL}
+    names |= {k for k, v in options.items() if v and k not in OWN_OPTIONS}
     names |= {k for k, v in inner.items() if v and k not in OWN_OPTIONS}
+    patcher = guider.model_patcher
+    names |= {f"injection:{k}" for k, v in patcher.injections.items() if v}
+    names |= {f"model:{k}" for k, v in patcher.additional_models.items() if v}
     return " ".join(sorted(names))
 
 
 def foreign_options(guider: Any) -> list[Any]:
     """Every other option that may change the model's output."""
-    options = dict(guider.model_options)
-    inner = dict(options.pop("transformer_options", {}))
-    options.pop(LOADED, None)
+    options = {k: v for k, v in guider.model_options.items() if k not in OWN_OPTIONS}
+    inner = guider.model_options.get("transformer_options", {})
+    kept = {k: v for k, v in inner.items() if k not in OWN_OPTIONS}
     wrappers = {
-        kind: {key: value for key, value in keyed.items() if key != KEY}
+        kind: {key: value for key, value in keyed.items() if key not in NEUTRAL}
         for kind, keyed in inner.get("wrappers", {}).items()
     }
-    kept = {k: v for k, v in inner.items() if k not in OWN_OPTIONS}
     return [options, kept, {k: v for k, v in wrappers.items() if v}]

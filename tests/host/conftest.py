@@ -51,7 +51,7 @@ def write_random(path: Path, seed: int) -> Path:
     wan, train = part("carnator.demo.wan"), part("carnator.demo.train")
     config = wan.WanConfig(dim=48, ffn_dim=96, num_heads=2, num_layers=2)
     model = wan.WanTransformer(config)
-    train.initialise(model, seed)
+    model.initialise(seed)
     torch.nn.init.normal_(model.head.head.weight, std=0.02)
     train.save_model(path, model.state_dict(), config)
     return path
@@ -86,6 +86,19 @@ def demo_model(demo_file: Path) -> Any:
     return load(demo_file)
 
 
+@pytest.fixture(scope="session")
+def registry() -> dict[str, Any]:
+    """The host's own nodes by their ids, as its server has them, and the pack's."""
+    import asyncio
+
+    import nodes
+
+    asyncio.run(nodes.init_builtin_extra_nodes())
+    for node in part("nodes").NODES:
+        nodes.NODE_CLASS_MAPPINGS[node.GET_SCHEMA().node_id] = node
+    return nodes.NODE_CLASS_MAPPINGS
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     """A store of its own for one test."""
@@ -100,10 +113,11 @@ def a_table_for_random_models(monkeypatch: pytest.MonkeyPatch) -> None:
     is tested of the host does not hang on what was measured of the demo model."""
     matching, risk = part("carnator.matching"), part("carnator.risk")
     rows = tuple(
-        risk.Row(n, 0.5, ((-4.0, db + 32.0, 1.5), (0.0, db, 1.5)))
+        risk.Row(n, 0.5, ((-4.0, db + 32.0, db + 31.0), (0.0, db, db - 1.0)))
         for n, db in ((3, 20.0), (4, 24.0), (6, 28.0), (8, 31.0))
     )
-    kinds = dict.fromkeys(("single", "second", "multistep"), rows)
+    changes = ("", "+cfg", "+schedule")
+    kinds = {f"{k}{c}": rows for k in ("single", "second", "multistep") for c in changes}
     shipped = matching.table_for
 
     def table_for(architecture: str) -> Any:

@@ -120,7 +120,8 @@ def test_demo_nodes_make_a_clip(demo_model, tmp_path, monkeypatch):
     latent = demo.CarnatorDemoEmptyLatent.execute()[0]
     assert latent["samples"].shape == (1, 16, 4, 16, 16)
     (cond, extra), *_ = demo.CarnatorDemoCaption.execute(CAPTION)[0]
-    assert cond.shape == (1, 12, 64) and extra == {}
+    assert cond.shape == (1, 12, 64) and extra["pooled_output"].shape == (1, 768)
+    assert demo.CarnatorDemoCaption.execute(CAPTION, demo_model)[0][0][1] == {}
     clips = part("carnator.demo.clips")
     import random
 
