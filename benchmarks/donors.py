@@ -95,10 +95,11 @@ def observed(batch: Batch) -> tuple[Tensor, list[Trajectory], list[Exact]]:
         return parts[0]
 
     latents = batch.run(denoise)
-    exact = [
-        Exact(*(Line(sigmas, [d[i : i + 1] for d in kept]) for kept in (guided, guidance)), cfg)
-        for i, cfg in enumerate(cfgs)
-    ]
+
+    def line(values: Sequence[Tensor], row: int) -> Line:
+        return Line(sigmas, [v[row : row + 1] for v in values])
+
+    exact = [Exact(line(guided, i), line(guidance, i), cfg) for i, cfg in enumerate(cfgs)]
     return latents, [r.trajectory() for r in recorders], exact
 
 

@@ -44,16 +44,19 @@ class Contract:
 
 _NOISE = "it injects noise between its steps"
 _CFG_PP = "it reads the unconditional result of every step"
+_UP = "it goes back to earlier noise levels within a step"
 
 CONTRACTS: dict[str, Contract] = {
     "euler": Contract("single"),
     "heun": Contract("second", _heun),
     "dpm_2": Contract("second", _dpm_2),
+    "exp_heun_2_x0": Contract("second", _heun),
+    "heunpp2": Contract("refused", why=_UP),
     **{
         name: Contract("multistep")
         for name in (
             *("dpmpp_2m", "res_multistep", "unipc", "unipc_bh2", "uni_pc", "uni_pc_bh2"),
-            *("deis", "ipndm", "ipndm_v", "lms"),
+            *("deis", "ipndm", "ipndm_v", "lms", "gradient_estimation"),
         )
     },
     **{
@@ -68,6 +71,7 @@ CONTRACTS: dict[str, Contract] = {
                 "seeds_3",
                 "er_sde",
                 "sa_solver",
+                "sa_solver_pece",
                 "exp_heun_2_x0_sde",
             ),
         )

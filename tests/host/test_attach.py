@@ -188,7 +188,7 @@ def test_easycache_in_the_chain_does_not_break_it(small_model, store):
     assert torch.equal(sample(attach(cached, store)), expected)
     flush(store)
     sample(attach(cached, store), TWEAK)
-    assert last_report().decision == "hit"
+    assert last_report().decision == "dense" and last_report().reason
     assert torch.isfinite(sample(attach(small_model, store), TWEAK)).all()
     assert last_report().decision == "miss"  # records made with another pack's help stay apart
 

@@ -59,7 +59,7 @@ def test_a_latent_the_model_refuses_fails_as_without_carnator(small_model, store
 
 def test_a_demo_latent_of_another_shape_is_named(small_model):
     node = part("nodes.demo").CarnatorDemoDecode
-    with pytest.raises(ValueError, match=r"shape \[1, 4, 8, 8\] is not one of the demo model"):
+    with pytest.raises(ValueError, match=r"shape \[1, 4, 8, 8\] is not one of the Wan demo model"):
         node.execute({"samples": torch.zeros(1, 4, 8, 8)}, small_model)
 
 

@@ -1,4 +1,4 @@
-"""Models that are shown an image: nothing is reused across a changed one, however alike the words."""
+"""Models that are shown an image: nothing is reused across a changed one, whatever the words."""
 
 from __future__ import annotations
 
