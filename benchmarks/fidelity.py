@@ -26,7 +26,8 @@ The summary, per backbone, over the pairs that Carnator accepts under the preset
   over the hit's. ``evaluation_ratio``: those of a dense run over the hit's.
 
 ``--quick`` draws fewer pairs, sets every second knob, and measures competitors on accepted pairs
-alone.
+alone: fewer steps and own extrapolation, or those that ``--rivals`` names. The best competitor is
+the best of those measured.
 """
 
 from __future__ import annotations

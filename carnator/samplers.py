@@ -50,7 +50,6 @@ CONTRACTS: dict[str, Contract] = {
     "euler": Contract("single"),
     "heun": Contract("second", _heun),
     "dpm_2": Contract("second", _dpm_2),
-    "exp_heun_2_x0": Contract("second", _heun),
     "heunpp2": Contract("refused", why=_UP),
     **{
         name: Contract("multistep")

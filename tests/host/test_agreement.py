@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from harness import part
+from harness import hand_over, part
 from sampling import CAPTION, SHAPE, caption, last_report, sample
 
 
@@ -58,16 +58,3 @@ def test_a_whole_run_agrees(demo_file, demo_model, store, tmp_path):
             if report.decision == "miss":
                 hand_over(records, store.open())
     assert report.decision == "hit"
-
-
-def hand_over(records, theirs) -> None:
-    """Give ComfyUI's only record what the embedded host recorded of the same run."""
-    (donor,), (own,) = records.entries(), theirs.entries()
-    later = range(1, len(donor.meta["sigmas"]))
-    names = ["first", "final", *(f"d.{i}" for i in later)]
-    names += [f"g.{i}" for i in donor.meta["guidance"][1:]]
-    assert own.meta["guidance"] == donor.meta["guidance"]
-    tensors = records.read(donor.id, names)
-    theirs.clear()
-    draft = part("carnator.store").Draft
-    theirs.put(draft(own.partition, own.identity, own.meta, tensors, own.signature))

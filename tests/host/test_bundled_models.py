@@ -10,7 +10,7 @@ import comfy.sd
 import pytest
 import torch
 from conftest import load
-from harness import ROOT, part
+from harness import ROOT, hand_over, part
 from live_server import Server, install_pack, node_of, report_of
 from sampling import CAPTION, SEED, last_report
 from test_demo_families import sampled
@@ -87,9 +87,10 @@ def test_a_dense_run_and_a_reused_one_agree_with_the_embedded_host(
                 result.report.evaluations,
             )
             inside = part("nodes.host").model_space(theirs, made)
-            # A predicted step hangs on how the donor's numbers were rounded for the store.
             near = 1e-3 if report.decision == "hit" else 1e-4
             assert (inside - result.latent).abs().max() < near
+            if report.decision == "miss":
+                hand_over(records, store.open())
     assert decisions == ["miss", "hit", "exact"]
 
 

@@ -75,8 +75,6 @@ PATCHES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "wanBlockSwap": ({}, HIT),
 }
 
-# Nodes that cannot act on the tiny Wan, and where they are tried instead, if anywhere.
-
 
 def applied(registry: dict[str, Any], name: str, model: Any, given: dict[str, Any]) -> Any:
     """What a node of the host makes of a model."""
