@@ -26,8 +26,8 @@ from carnator.store.folder import SUBFOLDER
 
 NUMBERS = 20_000
 RECORD = 4 * NUMBERS + 6000  # bytes one record takes, and a little more
-ROUNDS = int(os.environ.get("CARNATOR_KILLS", "60"))
-LINES = int(os.environ.get("CARNATOR_KILLS", "60"))
+ROUNDS = int(os.environ.get("CARNATOR_KILLS", "25"))
+LINES = int(os.environ.get("CARNATOR_KILLS", "25"))
 
 
 def draft(identity: str, partition: str = "aa") -> Draft:

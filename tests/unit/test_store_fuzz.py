@@ -24,7 +24,7 @@ from carnator.store.payload import encode
 from carnator.store.record import FORMAT, NAME, is_record_id, pack_entry, seal, unpack_entry
 from carnator.store.transfer import MAGIC
 
-FILES = 1500
+FILES = 500
 WORDS = ["d.0", "__metadata__", "carnator", "../../x", "\x00", "shape", "F32", "", "a" * 300]
 ODD = [0, -1, 1, 2, 1 << 31, 1 << 62, 1 << 70, 1.5, None, True, [], {}, "8", [1 << 40] * 9]
 
