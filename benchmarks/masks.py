@@ -57,7 +57,7 @@ class Geometries:
 
 REAL = (
     Geometries("Wan 1.3B, 480p, 81 frames", 30, 12, (21, 30, 52), 2, 12),
-    Geometries("Wan 14B, 720p, 81 frames", 40, 40, (21, 45, 80), 1, 8),
+    Geometries("Wan 14B, 720p, 81 frames", 40, 40, (21, 45, 80), 1, 5),
 )
 QUICK = tuple(Geometries(g.name, g.layers, g.heads, g.grid, 1, 4) for g in REAL)
 

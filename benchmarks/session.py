@@ -12,12 +12,12 @@ The summary, per backbone:
 - ``fixed_seed_speedup``: dense time over Carnator's, all fixed-seed sessions together.
 - ``mixed_slowdown``: Carnator's time over the dense time, less 1, all mixed sessions together
   (below 0: faster); ``mixed_slowdown_worst``: of the worst session.
+- ``fixed_seed_cpu_speedup``, ``mixed_cpu_slowdown``: the same of processor seconds, which other
+  work on the machine changes less; where they differ much, the machine was not idle.
 - ``hit_rate``: share of the fixed-seed sessions' requests after the first that reused something,
   repeats among them; ``tweak_hit_rate``: the same of changed requests alone.
 - ``worst_hit_db``: the lowest latent PSNR of a hit against its own dense run, over all sessions.
 - ``kinds``: all of it for each kind of session, and what became of each kind of change.
-  ``cpu_speedup`` and ``evaluation_speedup`` are ratios of processor seconds and of evaluations,
-  which other work on the machine changes less or not at all.
 - ``growth``: times with more and more records in the store (``benchmarks.growth``).
 """
 
@@ -45,6 +45,7 @@ from .studio import Answer, Played, Studio
 from .summary import low, mean, show
 
 SESSIONS, QUICK_SESSIONS = 10, 2
+APART = 0.1  # of wall and processor time's ratios: beyond it the machine was not idle
 SIZES, QUICK_SIZES = (10, 100, 1000, 10_000), (10, 100, 1000)
 
 
@@ -109,6 +110,8 @@ def summarise(sessions: Sequence[Played], preset: str) -> dict[str, Any]:
         "fixed_seed_speedup": fixed["speedup"],
         "mixed_slowdown": round(1 / mixed["speedup"] - 1, 4),
         "mixed_slowdown_worst": round(1 / mixed["lowest_speedup"] - 1, 4),
+        "fixed_seed_cpu_speedup": fixed["cpu_speedup"],
+        "mixed_cpu_slowdown": round(1 / mixed["cpu_speedup"] - 1, 4),
         "hit_rate": fixed["hit_rate"],
         "tweak_hit_rate": fixed["tweak_hit_rate"],
         "worst_hit_db": min(dbs, default=None),
@@ -145,6 +148,16 @@ def text(name: str, summary: dict[str, Any]) -> str:
         f"take {summary['mixed_slowdown']:+.1%} (worst session "
         f"{summary['mixed_slowdown_worst']:+.1%}); worst hit {show(summary['worst_hit_db'])} dB"
     )
+    busy = [
+        kind
+        for kind, k in summary["kinds"].items()
+        if abs(k["speedup"] / k["cpu_speedup"] - 1) > APART
+    ]
+    if busy:
+        lines.append(
+            f"Wall and processor time disagree ({', '.join(busy)}): the machine was not idle; "
+            "measure again"
+        )
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from carnator.risk import PRESETS
 
 from .competitors import COMPETITORS
 from .measured import CARNATOR, Measured, Point
+from .pairs import WORDS
 
 TARGET_DB = 31.0
 LABELS = {
@@ -36,10 +37,12 @@ def low(values: Sequence[float]) -> float | None:
 
 
 def stats(points: Sequence[Point]) -> Stats:
-    """Mean, tenth percentile and minimum of one setting over several pairs."""
+    """Mean, tenth percentile and minimum of one setting over several pairs; ``reached`` is the
+    share of them that have 31 dB."""
     dbs, likeness = [p.psnr_db for p in points], [p.ssim for p in points]
     return {
         "evaluations": mean(p.evaluations for p in points),
+        "reached": mean(float(x >= TARGET_DB) for x in dbs),
         "psnr_db": mean(dbs),
         "p10_db": low(dbs),
         "min_db": min(dbs, default=None),
@@ -91,10 +94,44 @@ def best_at_each(points: Iterable[tuple[float, float]]) -> dict[float, float]:
     return out
 
 
-def at_db(curve: dict[float, Stats], psnr_db: float) -> float:
-    """Mean evaluations a method needs for a mean PSNR."""
-    points = best_at_each((s["evaluations"], s["psnr_db"]) for s in curve.values())  # type: ignore[misc]
+def at_db(curve: dict[float, Stats], psnr_db: float, statistic: str = "psnr_db") -> float:
+    """Mean evaluations a method needs for a mean (or another statistic) of PSNR."""
+    points = best_at_each((s["evaluations"], s[statistic]) for s in curve.values())  # type: ignore[misc]
     return round(needed(points, psnr_db, STEPS), 3)
+
+
+def crossing(table: dict[str, dict[float, Stats]], statistic: str) -> dict:
+    """Evaluations every method needs for 31 dB in a statistic, who of the competitors needs the
+    fewest, and how often that is Carnator's and the fixed plan's."""
+    rivals = {
+        c.name: at_db(table[c.name], TARGET_DB, statistic) for c in COMPETITORS if c.name in table
+    }
+    best = min(rivals, key=rivals.__getitem__, default=None)
+    ours, plan = (
+        at_db(table[name], TARGET_DB, statistic) if name in table else None
+        for name in (CARNATOR, "donor")
+    )
+    return {
+        "best_competitor": best,
+        "competitors": rivals,
+        "carnator": ours,
+        "donor": plan,
+        "ratio": round(rivals[best] / ours, 3) if best and ours else None,
+        "plan_ratio": round(rivals[best] / plan, 3) if best and plan else None,
+    }
+
+
+def part(hits: Sequence[Measured]) -> dict:
+    """The ratios over some of the accepted pairs alone."""
+    table = curves(hits)
+    at_mean, at_low = (crossing(table, statistic) for statistic in ("psnr_db", "p10_db"))
+    return {
+        "accepted": len(hits),
+        "best_competitor": at_mean["best_competitor"],
+        "evaluation_ratio_at_31db": at_mean["ratio"],
+        "best_competitor_p10": at_low["best_competitor"],
+        "evaluation_ratio_at_31db_p10": at_low["ratio"],
+    }
 
 
 def operating_point(curve: dict[float, Stats], psnr_db: float) -> tuple[float, Stats] | None:
@@ -137,10 +174,8 @@ def summarise(measured: Sequence[Measured], preset: str) -> dict:
     own = [m.own for m in hits if m.own]
     dense = [m.dense for m in hits if m.dense]
     table = curves(hits)
-    rivals = {c.name: at_db(table[c.name], TARGET_DB) for c in COMPETITORS if c.name in table}
-    best = min(rivals, key=rivals.__getitem__, default=None)
-    ours = at_db(table[CARNATOR], TARGET_DB) if CARNATOR in table else None
-    plan = at_db(table["donor"], TARGET_DB) if "donor" in table else None
+    at_mean, at_low = (crossing(table, statistic) for statistic in ("psnr_db", "p10_db"))
+    best = at_mean["best_competitor"]
     point = operating_point(table[best], TARGET_DB) if best else None
     fine, judged = refused_but_fine(measured, floor)
     at_preset, leaked, base = (
@@ -155,10 +190,14 @@ def summarise(measured: Sequence[Measured], preset: str) -> dict:
         "pairs": len(measured),
         "accepted": len(hits),
         "best_competitor": best,
-        "competitor_evaluations_at_31db": rivals,
-        "evaluations_at_31db": ours,
-        "evaluation_ratio_at_31db": round(rivals[best] / ours, 3) if best and ours else None,
-        "plan_ratio_at_31db": round(rivals[best] / plan, 3) if best and plan else None,
+        "competitor_evaluations_at_31db": at_mean["competitors"],
+        "evaluations_at_31db": at_mean["carnator"],
+        "evaluation_ratio_at_31db": at_mean["ratio"],
+        "plan_ratio_at_31db": at_mean["plan_ratio"],
+        "at_31db_p10": at_low,
+        "evaluation_ratio_at_31db_p10": at_low["ratio"],
+        "words": part([m for m in hits if m.kind in WORDS]),
+        "settings": part([m for m in hits if m.kind not in WORDS]),
         "p10_db": {
             "carnator": at_preset["p10_db"],
             "competitor": point[1]["p10_db"] if point else None,
@@ -213,53 +252,3 @@ def of_kind(group: Sequence[Measured]) -> dict:
 
 def show(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else format(value, form)
-
-
-COLUMNS = ("evaluations", "psnr_db", "p10_db", "min_db", "ssim", "attributes", "leakage")
-FORMS = (".1f", ".1f", ".1f", ".1f", ".3f", ".2f", ".2f")
-
-
-def line(label: str, found: Stats | None, first: str = "") -> str:
-    cells = [show(found[c] if found else None, f) for c, f in zip(COLUMNS, FORMS, strict=True)]
-    return f"{label:<28}{first:>9}" + "".join(f"{cell:>8}" for cell in cells)
-
-
-def text(name: str, summary: dict) -> str:
-    """A backbone's summary for a terminal."""
-    head = "".join(f"{c:>8}" for c in ("evals", "mean", "p10", "min", "SSIM", "right", "leak"))
-    lines = [
-        f"== {name}: {summary['accepted']} of {summary['pairs']} tweaks accepted under "
-        f"{summary['preset']} ({summary['floor_db']:g} dB)",
-        f"{'over the accepted pairs':<28}{'at 31 dB':>9}{head}   (cheapest setting of 31 dB mean)",
-    ]
-    for method, label in LABELS.items():
-        curve = summary["accepted_curves"].get(method)
-        if curve:
-            point = operating_point(curve, TARGET_DB)
-            lines.append(line(label, point[1] if point else None, show(at_db(curve, TARGET_DB))))
-    lines.append("as published or shipped")
-    lines.append(line(f"Carnator, {summary['preset']}", summary["accepted_at_preset"]))
-    lines += [line(LABELS[m], found) for m, found in summary["published"].items()]
-    for kind, group in summary["kinds"].items():
-        lines.append(
-            f"{kind}: {group['accepted']} of {group['pairs']} accepted (mean D1 "
-            f"{show(group['mean_d1'], '.3g')}), {show(group['accepted_psnr_db'])} dB, lowest "
-            f"{show(group['accepted_lowest_db'])}, {show(group['accepted_evaluations'])} "
-            "evaluations"
-        )
-    p10, best = summary["p10_db"], summary["best_competitor"]
-    lines.append(
-        f"At 31 dB mean the best competitor ({LABELS.get(best, 'none')}) needs "
-        f"{show(summary['evaluation_ratio_at_31db'], '.2f')} times Carnator's evaluations; p10 "
-        f"{show(p10['carnator'])} dB against {show(p10['competitor'])}; leakage "
-        f"{show(summary['leakage_over_dense'], '+.3f')} over dense; "
-        f"{show(summary['accepted_below_floor'], '.1%')} of the accepted below the floor; "
-        f"{show(summary['refused_but_fine'], '.1%')} of the refused would have kept it with "
-        f"{summary['refused_judged_at']:g} evaluations"
-    )
-    lines.append(
-        f"Hits make {show(summary['evaluation_ratio'], '.2f')}x fewer evaluations than dense "
-        f"runs; to match each, plain fewer steps needs {show(summary['plain_ratio'], '.2f')}x, "
-        f"own extrapolation {show(summary['own_ratio'], '.2f')}x as many"
-    )
-    return "\n".join(lines)

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .coding import Encoder, fits
+from .coding import Encoder, encode_alone, fits
 from .derivative import Branches, derivative, mean_square
 from .request import Request
 from .store import PREVIEW, Draft, Entry, Store, make_preview
 from .trajectory import Path, Trajectory
 
-GUIDANCE_EVERY = 4  # evaluations; the guidance between them is interpolated, and only its part
-GUIDANCE_TOLERANCE = 0.1  # in a change of CFG counts: relative RMS error
+# Guidance changes fast at first and slowly then. Between the evaluations at which it is kept it is
+# interpolated, and coded coarsely: of its errors only the part counts by which CFG differs.
+GUIDANCE_EARLY = (1, 2)
+GUIDANCE_EVERY = 4  # evaluations
 
 
 class Recorder:
@@ -57,7 +59,8 @@ class Recorder:
         branches = Branches(*d.split(1))
         self._guided.append(branches.at(self._cfg).to(torch.float16).cpu())
         self._latest = d if branches.uncond is not None else None
-        if (len(self.sigmas) - 1) % GUIDANCE_EVERY == 0:
+        call = len(self.sigmas) - 1
+        if call in GUIDANCE_EARLY or call % GUIDANCE_EVERY == 0:
             self._keep_latest()
 
     def _keep_latest(self) -> None:
@@ -93,10 +96,7 @@ class Recorder:
         guided = Encoder(branches.at(self._cfg))
         for i, d in enumerate(self._guided):
             named[f"d.{i + 1}"] = guided.add(d.float())
-        if branches.uncond is not None and marks:
-            guidance = Encoder(branches.cond - branches.uncond, GUIDANCE_TOLERANCE)
-            for i in marks[1:]:
-                named[f"g.{i}"] = guidance.add(self._guidance[i].float())
+        named.update({f"g.{i}": encode_alone(self._guidance[i].float()) for i in marks[1:]})
         return named
 
     def final_rms(self) -> float:
@@ -167,7 +167,7 @@ def trajectory(
         encoded = [tensors[f"{kind}.{i}"] for i in places[1:]]
         if not all(fits(data, start.shape) for data in encoded):
             raise ValueError(f"the derivatives {kind!r} of a record do not fit each other")
-        return Path([sigmas[i] for i in places], start, encoded)
+        return Path([sigmas[i] for i in places], start, encoded, chained=kind == "d")
 
     guided = path("d", branches.at(cfg), range(len(sigmas) if count is None else count))
     if branches.uncond is None or not marks:

@@ -40,8 +40,8 @@ class AttentionProbe:
         self._outputs.append(F.adaptive_avg_pool1d(mean[None], ATTENTION_FEATURES)[0])
 
     def vector(self) -> Tensor:
-        if not self._outputs:
-            return torch.zeros(0)
+        if not self._outputs:  # not to be watched, as where the model is compiled
+            return torch.zeros(len(DEPTHS) * ATTENTION_FEATURES)
         last = len(self._outputs) - 1
         return torch.cat([self._outputs[min(last, round(d * last))].cpu() for d in DEPTHS])
 

@@ -19,13 +19,19 @@ def same_sigma(a: float, b: float) -> bool:
 class Path:
     """Tensors [1, C, ...] along falling sigmas, linear in sigma between them.
 
-    ``start`` is the first one, ``encoded`` what a ``coding.Encoder`` made of the others. Where two
-    evaluations share a sigma (second-order samplers), the later one counts: it was made at the
-    corrected latent.
+    ``start`` is the first one, ``encoded`` what a ``coding.Encoder`` made of the others; or, not
+    ``chained``, ``coding.encode_alone`` of each. Where two evaluations share a sigma (second-order
+    samplers), the later one counts: it was made at the corrected latent.
     """
 
-    def __init__(self, sigmas: Sequence[float], start: Tensor, encoded: Sequence[Tensor]) -> None:
-        self._sigmas, self._decoder = list(sigmas), Decoder(start, encoded)
+    def __init__(
+        self,
+        sigmas: Sequence[float],
+        start: Tensor,
+        encoded: Sequence[Tensor],
+        chained: bool = True,
+    ) -> None:
+        self._sigmas, self._decoder = list(sigmas), Decoder(start, encoded, chained)
         self._nodes: list[tuple[float, int]] = []  # sigma, place in what was encoded
         for i, sigma in enumerate(sigmas):
             if self._nodes and same_sigma(self._nodes[-1][0], sigma):
@@ -34,8 +40,9 @@ class Path:
 
     def to(self, device: torch.device) -> Path:
         """The path with its tensors on a device."""
-        encoded = [data.to(device) for data in self._decoder.encoded]
-        return Path(self._sigmas, self._decoder.start.to(device), encoded)
+        decoder = self._decoder
+        encoded = [data.to(device) for data in decoder.encoded]
+        return Path(self._sigmas, decoder.start.to(device), encoded, decoder.chained)
 
     def at(self, sigma: float) -> Tensor:
         """The tensor at a sigma. Below the last node that node counts.

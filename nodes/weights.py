@@ -20,9 +20,12 @@ COMPILE = "torch.compile"  # the host's key for it
 
 
 def architecture(patcher: Any) -> str:
-    """Hash of the names and shapes of the diffusion model's weights; reads no weight."""
-    model = patcher.model.diffusion_model
-    return backbones.architecture((n, tuple(p.shape)) for n, p in model.named_parameters())
+    """Hash of the names and shapes of the diffusion model's weights; reads no weight.
+
+    Parts that are compiled, here or still from a run before, do not count as others.
+    """
+    named = patcher.model.diffusion_model.named_parameters()
+    return backbones.architecture((n.replace("_orig_mod.", ""), tuple(p.shape)) for n, p in named)
 
 
 def model_path(patcher: Any) -> str | None:

@@ -83,6 +83,14 @@ class KeyLists:
         self.full = [min(row) == self.k_blocks for row in self.counts]
         self._kept: dict[tuple[object, ...], Any] = {}
 
+    def rows(self, head: int) -> list[Tensor]:
+        """For each block of queries its key blocks, int64, ascending."""
+        counts = self.counts[head]
+        return self.kept(
+            ("rows", head),
+            lambda: [row[:n] for row, n in zip(self.indices[head].unbind(), counts)],
+        )
+
     def kept(self, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
         """A back end's own form of the mask; ``make()`` is called the first time."""
         if key not in self._kept:

@@ -1,10 +1,11 @@
 """Which back end serves a call, and whether block-sparse attention pays at all.
 
 Expected time over dense attention's is ``per_density * density + fixed / tokens``: the kept
-blocks at a back end's own efficiency, and what it does per token whatever the mask. On a CPU the
-constants were measured (``python -m benchmarks.attention``) and the choice is the same every
-time. On other devices they are guesses that keep well clear of the border, and the first call of
-every kind is timed against dense attention (``Trials``), once per process.
+blocks at a back end's own efficiency, and what it does per block of queries whatever the mask;
+both grow a little for heads narrower than 128. On a CPU the constants were measured (``python -m
+benchmarks.attention``), and the choice is the same every time. On other devices they are guesses
+that keep clear of the border, and an override times the first call of every kind against dense
+attention (``Trials``), once per process.
 """
 
 from __future__ import annotations
@@ -22,25 +23,26 @@ from .blocks import KeyLists
 BACKENDS = ("auto", "dense", "gather", "flex", "fused")
 # Sparse attention is taken where it is expected to need at most this share of dense time.
 MARGIN = 0.9
-REFERENCE_DIM = 128  # copying a token costs its width, and so does attending to it
+REFERENCE_DIM, NARROW_POWER = 128, 0.2
 DENSITY_STEPS = 20
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Expected time relative to dense: ``per_density`` times the density, and ``fixed`` tokens'
-    worth over the number of tokens, for heads of 128."""
+    """A back end's time relative to dense attention, for heads of 128: per unit of density, and
+    over the number of tokens."""
 
     per_density: float
     fixed: float
 
     def expected(self, density: float, tokens: int, head_dim: int) -> float:
-        narrow = max(1.0, REFERENCE_DIM / head_dim)
-        return self.per_density * density * narrow**0.5 + self.fixed * narrow / tokens
+        narrow = max(1.0, REFERENCE_DIM / head_dim) ** NARROW_POWER
+        return (self.per_density * density + self.fixed / tokens) * narrow
 
 
 COSTS = {
-    ("cpu", "gather"): Cost(1.35, 250.0),
+    ("cpu", "gather"): Cost(1.45, 280.0),
+    # Guesses. Compiling flex_attention for a CPU takes longer than it saves, so it is not here.
     ("cuda", "fused"): Cost(1.6, 2500.0),
     ("cuda", "flex"): Cost(1.8, 2500.0),
     ("other", "gather"): Cost(2.5, 5000.0),

@@ -1,10 +1,11 @@
-"""What compiled and fused back ends share: reordering in parts, and an exact sample to trust."""
+"""What several back ends share: reordering in parts, and an exact sample to trust them by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .blocks import KeyLists
@@ -27,6 +28,12 @@ def empty_output(q: Tensor, v: Tensor) -> Tensor:
     """[B, H, N, E], lying in memory as [B, N, H, E]: hosts reshape to that without a copy."""
     b, h, n, _ = q.shape
     return q.new_empty(b, n, h, v.shape[-1]).transpose(1, 2)
+
+
+def dense_head(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """A head that sees everything: q [N, D], k [M, D], v [M, E]."""
+    q, k, v = (t[None, None] for t in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, scale=scale)[0, 0]
 
 
 def in_parts(run: Run, q: Tensor, k: Tensor, v: Tensor, order: Tensor | None) -> Tensor:

@@ -38,7 +38,8 @@ def make_preview(latent: Tensor, factors: Sequence[Sequence[float]] | None = Non
     else:
         colors = _false_colors(channels)
     shape = (3, len(chosen), *size)
-    return (255 * colors.clamp(0, 1)).round().to(torch.uint8).view(shape).permute(1, 2, 3, 0)
+    shown = (255 * colors.clamp(0, 1)).round().to(torch.uint8).view(shape)
+    return shown.permute(1, 2, 3, 0).contiguous()
 
 
 def _false_colors(channels: Tensor) -> Tensor:

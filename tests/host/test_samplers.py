@@ -14,7 +14,7 @@ from sampling import SMALL, TWEAK, advanced, empty, flush, guider, last_report, 
 from trial import FLOOR, attach, held, psnr, same
 
 CONTRACTS = part("carnator.samplers")
-STEPS = 12
+STEPS = 10
 
 
 def kind_of(name: str) -> str:
@@ -37,7 +37,6 @@ def test_every_sampler_reuses_or_says_why_not(small_model, store, name):
     flush(store)
     if kind_of(name) == "refused":
         assert first.decision == "dense" and store.open().entries() == []
-        assert held(run, small_model, ours, TWEAK).decision == "dense"
         return
     assert first.decision == "miss" and first.record == "submitted", first.record
     second = held(run, small_model, ours, TWEAK, floor=FLOOR - 5)

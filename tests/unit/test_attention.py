@@ -22,6 +22,7 @@ from carnator.attention import (
     flex,
     fused,
     gather,
+    gather_cpu,
     parts,
     sparse_attention,
     workers,
@@ -80,14 +81,14 @@ def assert_close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("run", [gather._on_cpu, gather._on_device])
+@pytest.mark.parametrize("run", [gather_cpu.gather_on_cpu, gather.gather_on_device])
 @pytest.mark.parametrize(
     ("heads", "key_heads", "queries", "keys", "dim", "value_dim", "block", "dtype"), SHAPES
 )
 def test_gathering_equals_dense_attention_with_the_mask(
     monkeypatch, threads, run, heads, key_heads, queries, keys, dim, value_dim, block, dtype
 ):
-    monkeypatch.setattr(gather, "worker_count", lambda: threads)
+    monkeypatch.setattr(gather_cpu, "worker_count", lambda: threads)
     q, k, v = tensors(heads, key_heads, queries, keys, dim, value_dim, dtype)
     mask = some_mask(heads, block_count(queries, block), block_count(keys, block))
     lists = KeyLists(mask, block)
@@ -104,20 +105,20 @@ def test_lists_longer_than_the_scratch_are_taken_in_runs(monkeypatch, scratch):
     mask = some_mask(2, 38, 38, 0.7)
     mask[0, :, 5] = False
     expected = dense(q, k, v, mask, 16, 0.5)
-    monkeypatch.setattr(gather, "SCRATCH", scratch)
-    monkeypatch.setattr(gather, "LEAST_SCRATCH", 0)
+    monkeypatch.setattr(gather_cpu, "SCRATCH", scratch)
+    monkeypatch.setattr(gather_cpu, "LEAST_SCRATCH", 0)
     runs = []
-    attend = gather._attend
-    monkeypatch.setattr(gather, "_attend", lambda *a: runs.append(a[-1].run) or attend(*a))
+    attend = gather_cpu._attend
+    monkeypatch.setattr(gather_cpu, "_attend", lambda *a: runs.append(a[-1].run) or attend(*a))
     out = sparse_attention(q, k, v, mask, block=16, backend="gather", scale=0.5)
     assert_close(out, expected, torch.float32)
-    assert (max(runs) > gather.LEAST_RUN) == (scratch == 1)
+    assert (max(runs) > gather_cpu.LEAST_RUN) == (scratch == 1)
 
 
 def test_without_softmax_in_place_the_result_is_the_same(monkeypatch):
     q, k, v = tensors(2, 2, 256, 256, 16, 16, torch.float32)
     mask = some_mask(2, 8, 8)
-    monkeypatch.setattr(gather, "_softmax_in_place", lambda: False)
+    monkeypatch.setattr(gather_cpu, "_softmax_in_place", lambda: False)
     out = sparse_attention(q, k, v, mask, block=32, backend="gather")
     assert_close(out, dense(q, k, v, mask, 32, 0.25), torch.float32)
 
@@ -132,7 +133,7 @@ def test_scores_far_apart_give_no_nan():
 
 
 def test_inputs_are_left_alone_and_inference_tensors_served(monkeypatch):
-    monkeypatch.setattr(gather, "worker_count", lambda: 2)
+    monkeypatch.setattr(gather_cpu, "worker_count", lambda: 2)
     mask = some_mask(2, 8, 8)
     with torch.inference_mode():
         q, k, v = tensors(2, 2, 256, 256, 16, 16, torch.float32)

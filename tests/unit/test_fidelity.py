@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 
-from benchmarks import batch, fidelity, measured, metrics, pairs, plot, summary
+from benchmarks import batch, fidelity, measured, metrics, pairs, plot, summary, table
 from benchmarks.competitors import COMPETITORS
 from benchmarks.measured import Measured, Point
 from carnator.demo import captions, clips, host
@@ -193,6 +193,14 @@ def test_the_summary_by_hand(results):
         "competitor_knob": 0.2,
         "competitor_evaluations": 19,
     }
+    # Tenth percentiles: 24.2 dB at 11 and 34.2 dB at 19; 24.4 dB at 5 and 30.4 dB at 9.
+    assert found["at_31db_p10"]["competitors"]["easycache"] == pytest.approx(16.44)
+    assert found["at_31db_p10"]["carnator"] == 30  # never reached
+    assert found["evaluation_ratio_at_31db_p10"] == pytest.approx(0.548)
+    assert found["words"]["evaluation_ratio_at_31db"] == found["evaluation_ratio_at_31db"]
+    assert found["settings"]["accepted"] == 0
+    assert found["settings"]["evaluation_ratio_at_31db"] is None
+    assert found["accepted_at_preset"]["reached"] == 0.5
     assert found["leakage_over_dense"] == 0.05
     assert found["accepted_below_floor"] == found["below_floor_share"] == 0.5
     # The median hit has 9 evaluations: judged at 10, where one of the two refused has 33 dB.
@@ -207,7 +215,7 @@ def test_a_summary_without_hits_has_no_figures_to_show(results):
     found = summary.summarise(results[2:], "balanced")
     assert found["accepted"] == 0 and found["evaluation_ratio_at_31db"] is None
     assert found["refused_but_fine"] is None and found["leakage_over_dense"] is None
-    assert "0 of 2 tweaks accepted" in summary.text("wan", found)
+    assert "0 of 2 tweaks accepted" in table.text("wan", found)
 
 
 def test_a_curve_averages_only_settings_that_every_pair_has(results):

@@ -185,7 +185,10 @@ def test_the_summary_by_hand(sessions):
     assert fixed["lowest_speedup"] == pytest.approx(2 / 1.6, abs=1e-4)
     assert fixed["changes"]["repeat"]["hits"] == 1 and fixed["worst_hit_db"] == 33.0
     assert (keep["hit_rate"], keep["worst_hit_db"], keep["hit_psnr_db"]) == (0.0, None, None)
-    assert "1.33x faster" in session.text("wan", found)
+    assert found["fixed_seed_cpu_speedup"] == fixed["cpu_speedup"]
+    assert found["mixed_cpu_slowdown"] == pytest.approx(1.85 / 4 - 1, abs=1e-4)
+    told = session.text("wan", found)
+    assert "1.33x faster" in told and "disagree (fixed, keep, bank, mixed)" in told
 
 
 def test_results_go_to_files(sessions, tmp_path):
