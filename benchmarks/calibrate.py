@@ -32,7 +32,7 @@ from .batch import WORD_KINDS, Batch, held_out_pairs, latent_peak, psnr_each
 from .fidelity import PAIR_SEED
 
 CALIBRATION_SEED = 2
-PLANS = (5, 6, 8, 10, 12, 15)
+PLANS = (7, 8, 9, 10, 12, 15)
 LATES = (LATE,)
 CFGS = (3.0, 3.5, 5.0, 6.0)
 SCHEDULES = ((20, 5.0), (24, 5.0), (40, 5.0), (30, 3.0), (30, 4.0), (30, 8.0))  # steps, shift

@@ -209,7 +209,7 @@ def rescaled(apart: bool, exact: bool, shelf: Shelf, count: int, donors: np.ndar
 
 
 GUIDANCE = "guidance, CFG changes"
-LATES = (LATE, *(late for late in (0.0, 0.25, 0.5, 0.75) if late != LATE))
+LATES = (LATE, *(late for late in (0.0, 0.35, 1.0) if late != LATE))
 VARIANTS = [
     *(Variant("donor", name, partial(chosen, choice)) for name, choice in CHOICES.items()),
     Variant("predictor", "per-token mix", predicted),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LATE = 0.25
+import numpy as np
+
+LATE = 0.675
+FIRST = 0.85  # length of the first gap in others: nothing is known of the slope there
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,25 @@ class Plan:
         return len(self.evaluated)
 
     def tightened(self, after: int) -> Plan:
-        """The plan with every gap that lies beyond call ``after`` halved."""
+        """The plan with twice as many gaps beyond the evaluated call ``after``, as far as there
+        are calls; gaps that only shortened still do."""
         marks = sorted(self.evaluated)
-        extra = {(a + b) // 2 for a, b in zip(marks, marks[1:], strict=False) if a >= after}
-        return Plan(self.total, self.evaluated | extra)
+        kept = [m for m in marks if m <= after]
+        old = np.diff([m for m in marks if m >= after])
+        gaps = [part for gap in old.tolist() for part in ((gap + 1) // 2, gap // 2) if part]
+        if np.all(np.diff(old) <= 0):
+            gaps.sort(reverse=True)
+        return Plan(self.total, frozenset([*kept, *(after + np.cumsum(gaps)).tolist()]))
 
 
 def spaced(calls: Sequence[float], evaluations: int, late: float = LATE) -> Plan:
     """A plan of ``evaluations`` calls, the first and the last among them.
 
-    ``calls`` are the sigmas of a run's calls, falling. The evaluations are equally spaced in a
-    blend of the call's index (``late`` 0) and of its sigma (``late`` 1). A shifted schedule takes
-    its long strides in sigma near the end, and the latent moves by ``d`` times the stride: what
-    is predicted there weighs most, so that evaluations belong there as far as the predictor can
-    bridge the beginning. Raises ValueError if the run has too few calls.
+    ``calls`` are the sigmas of a run's calls, falling. All gaps are equally long, in calls or in
+    ``late`` times sigma, whichever counts more: a shifted schedule takes its long strides in sigma
+    near the end, and the latent moves by ``d`` times the stride. Gaps change in one direction as
+    far as whole numbers allow, since a long one after a short one enlarges what the short one's
+    slope has of noise. Raises ValueError if the run has too few calls.
     """
     total = len(calls)
     if not 2 <= evaluations <= total:
@@ -42,17 +50,25 @@ def spaced(calls: Sequence[float], evaluations: int, late: float = LATE) -> Plan
     span = calls[0] - calls[-1]
     if not span > 0:
         raise ValueError(f"A run from sigma {calls[0]} to {calls[-1]} has nothing to plan.")
-    place = [
-        (1 - late) * i / (total - 1) + late * (calls[0] - s) / span for i, s in enumerate(calls)
-    ]
-    chosen: list[int] = []
-    for n in range(evaluations):
-        first = chosen[-1] + 1 if chosen else 0
-        last = total - (evaluations - 1 - n)
-        wanted = n / (evaluations - 1)
-        chosen.append(min(range(first, last), key=lambda i: abs(place[i] - wanted)))
-    chosen[-1] = total - 1
-    return Plan(total, frozenset(chosen))
+    strides = -np.diff(np.asarray(calls, dtype=np.float64)) * (total - 1) / span
+    place = np.concatenate([[0.0], np.cumsum(np.maximum(1.0, late * strides))])
+    ends = np.cumsum([0.0, FIRST, *[1.0] * (evaluations - 2)])
+    widths = np.diff(np.interp(ends / ends[-1] * place[-1], place, np.arange(total)))
+    marks = np.cumsum([0, *_whole(widths.round(6), total - 1)])
+    return Plan(total, frozenset(marks.tolist()))
+
+
+def _whole(ideal: np.ndarray, total: int) -> list[int]:
+    """Whole gaps of at least 1 that add up to ``total``, near ``ideal`` [gaps] and, but for the
+    first, in the order of their lengths."""
+    gaps = np.maximum(1, np.floor(ideal)).astype(int)
+    while gaps.sum() < total:
+        gaps[np.argmax(ideal - gaps)] += 1
+    while gaps.sum() > total:
+        gaps[np.argmin(np.where(gaps > 1, ideal - gaps, np.inf))] -= 1
+    order = np.argsort(-ideal[1:], kind="stable")
+    gaps[1:][order] = np.sort(gaps[1:])[::-1].copy()
+    return gaps.tolist()
 
 
 def probed(calls: Sequence[float], evaluations: int, late: float = LATE) -> Plan:

@@ -160,8 +160,24 @@ def test_plans_evaluate_first_and_last_and_exactly_as_many(total, late, shift, d
     n = data.draw(st.integers(2, total))
     plan = spaced(schedule(total, shift)[:-1], n, late)
     assert len(plan) == n and {0, total - 1} <= plan.evaluated
-    after = data.draw(st.integers(0, total - 1))
-    assert plan.evaluated <= plan.tightened(after).evaluated
+    after = data.draw(st.sampled_from(sorted(plan.evaluated)))
+    tight = plan.tightened(after).evaluated
+    assert {m for m in plan.evaluated if m <= after} == {m for m in tight if m <= after}
+    ahead = sum(m > after for m in plan.evaluated)
+    assert sum(m > after for m in tight) == 2 * ahead - plan_ones(plan, after)
+    assert total - 1 in tight
+
+
+def plan_ones(plan, after):
+    """Gaps beyond a call that nothing fits in."""
+    marks = [m for m in sorted(plan.evaluated) if m >= after]
+    return sum(b - a == 1 for a, b in zip(marks, marks[1:], strict=False))
+
+
+def test_tightened_gaps_still_only_shorten():
+    plan = spaced(schedule(30)[1:-1], 9)  # gaps 3 4 4 4 4 4 3 2
+    assert gaps_of(plan.tightened(7)) == [3, 4, *[2] * 9, *[1] * 3]
+    assert plan.tightened(28) == plan
 
 
 def test_plans_that_do_not_fit_are_refused():
@@ -171,9 +187,23 @@ def test_plans_that_do_not_fit_are_refused():
         spaced([0.5] * 10, 4)
 
 
+def gaps_of(plan):
+    return np.diff(sorted(plan.evaluated)).tolist()
+
+
+@given(st.integers(5, 100), st.floats(1.5, 12), st.data())
+def test_gaps_only_shorten_after_the_first(total, shift, data):
+    calls = schedule(total, shift)[:-1]
+    rest = gaps_of(spaced(calls, data.draw(st.integers(3, total))))[1:]
+    assert rest == sorted(rest, reverse=True)
+
+
 def test_late_plans_follow_sigma():
     calls = schedule(30)[:-1]
-    assert sorted(spaced(calls, 4, late=0).evaluated) == [0, 10, 19, 29]
+    assert gaps_of(spaced(calls, 4, late=0)) == [9, 10, 10]
+    assert gaps_of(spaced(calls[1:], 9)) == [3, 4, 4, 4, 4, 4, 3, 2]
+    rising = (np.linspace(1, 0.1, 30) ** 2).tolist()  # long strides at the start
+    assert gaps_of(spaced(rising, 5, late=1))[1:] == sorted(gaps_of(spaced(rising, 5, late=1))[1:])
     late = sorted(spaced(calls, 6, late=1).evaluated)
     strides = [calls[a] - calls[b] for a, b in zip(late, late[1:], strict=False)]
     assert max(strides) < 1.6 * sum(strides) / len(strides)
