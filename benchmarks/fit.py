@@ -25,7 +25,7 @@ from carnator.risk import PRESETS, WORTH, RiskTable, Row
 MAX_D1 = 1.0  # pairs beyond it are refused, and so left out of the fit
 FEWEST = 10  # pairs a row is fitted to
 GRID_STEP, BANDWIDTH = 0.25, 0.25  # in log10 D1
-GUARD_QUANTILE = 0.75  # of final deviation over the guard's sum
+GUARD_QUANTILE = 0.5  # of final deviation over the guard's sum
 FOLDS = 4
 # Quantiles of the dB reached; lower ones ask for more pairs. Where CFG or the schedule changed, D1
 # says less, and the strict one is lower. The online guard mends part of what is left.

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.session [--quick] [--backbone all] [--json PATH] [--plot PATH]``
 
-Sessions of twelve requests (``benchmarks.creators``), each with a store of its own that is empty
-at first. Every request is made twice, without Carnator and with it, in random order; everything
+Sessions of twelve requests (``benchmarks.creators``) under ``fast``, the preset for trying things
+out, each with a store of its own that is empty at first. Every request is made twice, without Carnator and with it, in random order; everything
 that Carnator does counts (``benchmarks.studio``). A request that it refused must give the dense
 run's latent to the last bit, or the benchmark stops.
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--sessions", type=int, help="sessions of each kind")
     parser.add_argument("--sizes", type=int, nargs="*", help="records in the growing store")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="balanced")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="fast")
     parser.add_argument("--seed", type=int, default=SESSION_SEED)
     chosen = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)

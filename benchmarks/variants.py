@@ -46,6 +46,49 @@ class HeldOwn(Predictor):
         return self._own_nodes[-1]
 
 
+class Sloped(Predictor):
+    """Both slopes are taken ``slope`` times as steep as they were met."""
+
+    def __init__(self, *args: Any, slope: float, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.slope = slope
+
+    def _extrapolate(self, sigma: float, values: list[Tensor]) -> Tensor:
+        ahead = super()._extrapolate(sigma, values)
+        return torch.lerp(values[-1], ahead, self.slope)
+
+
+class Quadratic(Predictor):
+    """The difference and the own derivative go on as the parabola through the last three
+    evaluations (Lagrange), where there are three."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._before: dict[int, tuple[float, Tensor]] = {}  # by which list of nodes it left
+
+    def add(self, sigma: float, d: Tensor) -> Tensor | None:
+        leaving = [
+            (which, self._sigmas[0], nodes[0])
+            for which, nodes in enumerate((self._own_nodes, self._led_nodes))
+            if len(nodes) == 2
+        ]
+        error = super().add(sigma, d)
+        self._before.update({which: (s, node) for which, s, node in leaving})
+        return error
+
+    def _extrapolate(self, sigma: float, values: list[Tensor]) -> Tensor:
+        which = 0 if values is self._own_nodes else 1
+        if which not in self._before or len(values) < 2:
+            return super()._extrapolate(sigma, values)
+        first, node = self._before[which]
+        x = [self.position(s) for s in (first, *self._sigmas)]
+        at, total = self.position(sigma), torch.zeros_like(node)
+        for i, value in enumerate((node, *values)):
+            others = [x[j] for j in range(3) if j != i]
+            total += value * float(np.prod([(at - o) / (x[i] - o) for o in others]))
+        return total
+
+
 class EvenMix(Predictor):
     """Both predictors count the same, everywhere."""
 
@@ -153,7 +196,11 @@ def recorded(shelf: Shelf, donors: np.ndarray) -> Donor:
 
 
 def predicted(
-    shelf: Shelf, count: int, donors: np.ndarray, kind: type[Predictor] = Predictor, **how: bool
+    shelf: Shelf,
+    count: int,
+    donors: np.ndarray,
+    kind: Callable[..., Predictor] = Predictor,
+    **how: bool,
 ) -> Tensor:
     """The shipped plan with some predictor."""
     made = kind(recorded(shelf, donors), by_step(shelf.targets), **how)
@@ -172,6 +219,19 @@ def own_alone(shelf: Shelf, count: int, donors: np.ndarray) -> Tensor:  # noqa: 
 def spaced_by(late: float, shelf: Shelf, count: int, donors: np.ndarray) -> Tensor:
     made = Predictor(recorded(shelf, donors), by_step(shelf.targets))
     return follow(shelf.targets, shelf.targets.probed_plan(count, late), made)
+
+
+def by_rounding(shelf: Shelf, count: int, donors: np.ndarray) -> Tensor:
+    """Gaps of the blend of steps and a quarter of sigma, each rounded on its own: their lengths
+    go up and down."""
+    batch = shelf.targets
+    calls = np.asarray(batch.calls()[1:])
+    last = len(calls) - 1
+    place = 0.75 * np.arange(len(calls)) / last + 0.25 * (calls[0] - calls) / (calls[0] - calls[-1])
+    wanted = np.linspace(0, 1, count - 1)
+    marks = {int(np.abs(place - w).argmin()) + 1 for w in wanted}
+    made = Predictor(recorded(shelf, donors), by_step(batch))
+    return follow(batch, Plan(len(calls) + 1, frozenset({0, *marks})), made)
 
 
 def over_sigma(shelf: Shelf, count: int, donors: np.ndarray) -> Tensor:
@@ -218,10 +278,14 @@ VARIANTS = [
     Variant("predictor", "own extrapolation off: donor alone", partial(predicted, mix=False)),
     Variant("predictor", "own derivative held", partial(predicted, kind=HeldOwn)),
     Variant("predictor", "difference held", partial(predicted, kind=HeldDifference)),
+    Variant("predictor", "slopes 0.8 times", partial(predicted, kind=partial(Sloped, slope=0.8))),
+    Variant("predictor", "slopes 1.2 times", partial(predicted, kind=partial(Sloped, slope=1.2))),
+    Variant("predictor", "parabola through three", partial(predicted, kind=Quadratic)),
     Variant("predictor", "donor off: own extrapolation alone", own_alone),
     Variant("donors", "one", predicted),
     Variant("donors", "three by D1, inverse-error weights", several),
     *(Variant("spacing", f"late {late:g}", partial(spaced_by, late)) for late in LATES),
+    Variant("spacing", "each gap rounded on its own", by_rounding),
     Variant("extrapolation", "over schedule position", predicted),
     Variant("extrapolation", "over sigma", over_sigma),
     Variant("first node", "second evaluation", predicted),
