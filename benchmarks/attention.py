@@ -7,7 +7,7 @@ the most that skipping blocks can give is 1 / density. Masks are random, every b
 with another number of keys: neither lists of one length nor neighbouring blocks help.
 
 ``--memory`` measures peak memory instead, each back end in a process of its own. ``--sizes`` tells
-the size of packed masks at real geometries (see ``benchmarks.masks``).
+the size of packed masks at real geometries (``mask_sizes.py``).
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def main() -> None:
             peak_of(options.peak, options.tokens[0], options.densities[0], options)
             return
         if options.sizes:
-            from .masks import sizes
+            from .mask_sizes import sizes
 
             data = {"sizes": sizes(options.quick)}
         elif options.memory:

@@ -3,9 +3,9 @@
 ``python -m benchmarks.session [--quick] [--backbone all] [--json PATH] [--plot PATH]``
 
 Sessions of twelve requests (``benchmarks.creators``) under ``fast``, the preset for trying things
-out, each with a store of its own that is empty at first. Every request is made twice, without Carnator and with it, in random order; everything
-that Carnator does counts (``benchmarks.studio``). A request that it refused must give the dense
-run's latent to the last bit, or the benchmark stops.
+out, each with a store of its own that is empty at first. Every request is made twice, without
+Carnator and with it, in random order; everything that Carnator does counts (``benchmarks.studio``).
+A request that it refused must give the dense run's latent to the last bit, or the benchmark stops.
 
 The summary, per backbone:
 

@@ -26,6 +26,7 @@ from .request import Evaluation, Probe, Request, Settings
 from .risk import Guard
 from .samplers import as_expected, contract
 from .signature import AttentionProbe, signature
+from .sparse import Connectivity
 from .store import RecordError, Store
 from .trajectory import Trajectory, same_sigma
 
@@ -67,9 +68,8 @@ class Run:
         self._plan: Plan | None = None
         self._scope: Tensor | None = None
         self._gap, self._evaluation_seconds, self._tightened = 0.0, 0.0, False
-        self._calls, self._last_sigma = 0, float("inf")
+        self._calls, self._last_sigma, self._began = 0, float("inf"), time.perf_counter()
         self._shape: tuple[int, ...] = ()
-        self._began = time.perf_counter()
         rule = contract(request.sampler, request.sampler_options)
         # Another kind of path begins with the same first evaluation: D0 could not tell it apart.
         donates = settings.record and store is not None and rule.kind != "refused"
@@ -77,6 +77,7 @@ class Run:
         if rule.why:
             self.report.record = f"not recorded: {request.sampler!r} is no donor: {rule.why}"
         self._expected = rule.calls(request.sigmas) if len(request.sigmas) > 1 else []
+        self.connectivity = Connectivity(self)
 
     # What the host calls.
 
@@ -295,5 +296,5 @@ class Run:
         if isinstance(made, str):
             self.report.record = f"not recorded: {made}"
             return
-        self.store.submit(made)
+        self.store.submit(self.connectivity.joined(made))
         self.report.record = "submitted"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from .request import Request
 from .store import PREVIEW, Draft, Entry, Store, make_preview
 from .trajectory import Path, Trajectory
 
+log = logging.getLogger("carnator")
 # Guidance changes fast at first and slowly then. Between the evaluations at which it is kept it is
 # interpolated, and coded coarsely: of its errors only the part counts by which CFG differs.
 GUIDANCE_EARLY = (1, 2)
@@ -200,6 +202,16 @@ def load(
     return made, {name: tensors[name] for name in extra}
 
 
+def pictured(final: Tensor, colors: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """The preview of a final latent: in its own colours where the host knows them."""
+    try:
+        if colors is not None:
+            return make_preview(colors(final), torch.eye(3).tolist())
+    except Exception as error:  # a picture is worth no record
+        log.info("[Carnator] a preview has false colours (%s: %s)", type(error).__name__, error)
+    return make_preview(final)
+
+
 def draft(
     request: Request,
     recorder: Recorder,
@@ -236,7 +248,8 @@ def draft(
     final = latent.detach().float().cpu().clone()
 
     def encoded() -> dict[str, Tensor]:
-        return {**recorder.tensors(), "final": final, PREVIEW: make_preview(final)}
+        shown = pictured(final, request.colors)
+        return {**recorder.tensors(), "final": final, PREVIEW: shown}
 
     held = {**recorder.held(), "final": final}
     return Draft(request.partition, request.identity, meta, held, signature, encoded)

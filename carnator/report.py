@@ -10,6 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from .matching import Match
+    from .sparse import SparseReport
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,10 @@ class StepLog:
 
 @dataclass
 class Report:
-    """One request. ``decision`` is ``dense`` (reuse was not tried), ``miss``, ``hit`` or
-    ``exact``; ``scope`` [F, h, w] is the weight of the donor per token, 0..1."""
+    """One request. ``decision`` is ``dense`` (reuse was not tried), ``miss``, ``hit``, ``exact``,
+    or ``connectivity`` where every step is evaluated, some with sparse attention; ``scope``
+    [F, h, w] is the weight of the donor per token, 0..1. ``sparse`` is there when sparse attention
+    is switched on."""
 
     decision: str = "dense"
     reason: str = ""
@@ -47,6 +50,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     steps: list[StepLog] = field(default_factory=list)
     scope: np.ndarray | None = None
+    sparse: SparseReport | None = None
 
     def judged(self, verdict: Match) -> None:
         """Take over what a match says."""
@@ -62,6 +66,11 @@ class Report:
         self.dense_evaluations, self.seconds = calls, seconds
         skipped = calls - self.evaluations
         self.seconds_saved = skipped * evaluation_seconds / max(1, self.evaluations)
+
+    def sparsely(self) -> None:
+        """An evaluation was made with sparse attention."""
+        if self.decision in ("dense", "miss"):
+            self.decision = "connectivity"
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -110,5 +119,7 @@ class Report:
             plan = "".join(marks.get(step.kind, "?") for step in self.steps)
             lines.append(f"Steps (# evaluated, . predicted, = served): {plan}")
         lines.append(f"Sampling took {self.seconds:.2f} s; saved about {self.seconds_saved:.2f} s")
+        if self.sparse is not None:
+            lines += self.sparse.lines()
         lines.append(f"Record: {self.record}")
         return "\n".join([*lines, *self.notes])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,12 +36,23 @@ def tensor_digest(*tensors: Tensor | None) -> str:
     return hasher.hexdigest()
 
 
+def _number(text: str) -> float:
+    """The number a text spells, NaN if none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the user asks for.
 
     ``preset`` is one of ``faithful``, ``balanced``, ``fast``, or ``custom`` with ``budget_db``:
-    the expected deviation from the dense run, as latent PSNR in dB, 10 to 80. Raises ValueError.
+    the expected deviation from the dense run, as latent PSNR in dB, 10 to 80. ``sparse`` is
+    ``off``, ``auto``, or a number: the largest share of pairs of blocks that a head of attention
+    may look at without being computed densely. ``attention`` is a back end of
+    ``attention.sparse_attention``. Raises ValueError.
     """
 
     preset: str = "balanced"
@@ -49,6 +61,8 @@ class Settings:
     reuse: bool = True
     record: bool = True
     exact_hits: bool = True
+    sparse: str = "off"
+    attention: str = "auto"
 
     def __post_init__(self) -> None:
         if self.preset not in (*PRESETS, "custom"):
@@ -64,6 +78,17 @@ class Settings:
             raise ValueError(
                 f"The budget of {self.budget_db} dB is out of range: use 10 (loose) to 80 (strict)."
             )
+
+        if self.sparse not in ("off", "auto") and not 0 < _number(self.sparse) <= 1:
+            raise ValueError(
+                f"Sparse attention cannot be {self.sparse!r}: use off, auto, or a density above 0 "
+                "and at most 1."
+            )
+
+    @property
+    def most_density(self) -> float:
+        """The density above which a head of attention stays dense."""
+        return 1.0 if self.sparse in ("off", "auto") else _number(self.sparse)
 
     @property
     def budget(self) -> float:
@@ -96,6 +121,8 @@ class Request:
     seed: int
     labels: Mapping[str, str] = field(default_factory=dict)
     sampler_options: Mapping[str, Any] = field(default_factory=dict)
+    # Final latent [1, C, ...] to colours [1, 3, ...] in -1..1, where the host knows them.
+    colors: Callable[[Tensor], Tensor] | None = None
 
     @property
     def partition(self) -> str:

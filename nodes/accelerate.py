@@ -8,10 +8,11 @@ from ..carnator.noise import POLICIES
 from ..carnator.request import Settings
 from ..carnator.risk import PRESETS
 from . import host
-from .store import CarnatorStoreType, chosen_store
+from .live import Line
+from .store import CarnatorStoreType, default_store
 
 CATEGORY = "Carnator"
-SPARSE = ("off", "auto")
+SPARSE = ("off", "auto", "0.5", "0.35", "0.2")
 
 
 def preset_input(**kwargs: object) -> io.Combo.Input:
@@ -64,7 +65,11 @@ def sparse_input() -> io.Combo.Input:
         options=list(SPARSE),
         default="off",
         advanced=True,
-        tooltip="Reuse of attention connectivity. Not in this version: both settings do the same.",
+        tooltip="Attention over the blocks of tokens that an earlier run needed, on steps that are "
+        "evaluated, where each head proves to keep 95 % of its attention. auto: wherever that is "
+        "expected to be faster, in videos of some thousand tokens. A number: only heads that look "
+        "at no larger share of the blocks. Runs that are recorded stay as they are, and are "
+        "observed for later ones.",
     )
 
 
@@ -104,10 +109,11 @@ class CarnatorAccelerate(io.ComfyNode):
                 CarnatorStoreType.Input(
                     "store",
                     optional=True,
-                    tooltip="From Carnator Store; unconnected, the store is in the user folder.",
+                    tooltip="From Carnator Store; unconnected, the one of the settings.",
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The accelerated model.")],
+            hidden=[io.Hidden.unique_id],  # its page is told of its runs
         )
 
     @classmethod
@@ -123,7 +129,15 @@ class CarnatorAccelerate(io.ComfyNode):
         sparse_attention: str = "off",
         store: host.StoreChoice | None = None,
     ) -> io.NodeOutput:
-        settings = Settings(preset, budget_db, noise_policy, record=record, exact_hits=exact_hits)
+        settings = Settings(
+            preset,
+            budget_db,
+            noise_policy,
+            record=record,
+            exact_hits=exact_hits,
+            sparse=sparse_attention,
+        )
         if not enabled:
             return io.NodeOutput(host.detach(model))
-        return io.NodeOutput(host.attach(model, settings, store or chosen_store()))
+        line = Line(cls.hidden.unique_id if cls.hidden else "")
+        return io.NodeOutput(host.attach(model, settings, store or default_store(), line))

@@ -17,8 +17,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import comfy.patcher_extension as extension
@@ -28,35 +28,27 @@ from ..carnator.engine import Run
 from ..carnator.matching import may_use_bank_noise
 from ..carnator.report import Report
 from ..carnator.request import Evaluation, Request, Settings
-from ..carnator.store import Store
 from . import reports
 from .guidance import KEY, PREDICT, attention_visible, observed_scale
+from .live import Line, followed
 from .matched import ProbeMismatch, Verdict, check_probe, moved
 from .noise import bank_noise
 from .observe import Watch, call_arguments
+from .places import StoreChoice
 from .refusals import READS_GUIDANCE, Unsupported, reads_guidance
 from .request import read_request
 from .stages import boundary, left
+from .weights import token_layout
 
 log = logging.getLogger("carnator")
 OUTER = extension.WrappersMP.OUTER_SAMPLE
 
 
-@dataclass(frozen=True)
-class StoreChoice:
-    """Where the records are and how big they may grow (bytes). Opening it twice is free."""
-
-    folder: Path
-    size_limit: int
-
-    def open(self) -> Store:
-        return Store.open(self.folder, self.size_limit)
-
-
-def attach(model: Any, settings: Settings, store: StoreChoice) -> Any:
-    """A clone of the model whose runs are accelerated; replaces an earlier Carnator on it."""
+def attach(model: Any, settings: Settings, store: StoreChoice, line: Line | None = None) -> Any:
+    """A clone of the model whose runs are accelerated; replaces an earlier Carnator on it. What
+    they do is told to ``line``."""
     clone = detach(model).clone()
-    clone.add_wrapper_with_key(OUTER, KEY, Accelerator(settings, store))
+    clone.add_wrapper_with_key(OUTER, KEY, Accelerator(settings, store, told=line))
     return clone
 
 
@@ -182,7 +174,7 @@ class Accelerator:
             kwargs["noise"] = noise
         latent = None
         try:
-            watch_predictions(guider, steps)
+            watch_predictions(guider, followed(steps, self.told))
             latent = steps.finish(executor(*args, **kwargs))
             return latent
         finally:  # Cancel is no Exception
@@ -208,6 +200,8 @@ class Accelerator:
         return Run(self.settings, request, store), noise
 
     def _beside(self, reason: str) -> Bystander:
+        if isinstance(self.told, Line):
+            self.told.aside(reason)
         return Bystander(reason, self.told, self.settings)
 
 
@@ -242,6 +236,7 @@ class StepWrapper:
         self.run = run
         self.cfg = observed_scale(guider)
         self.attends = attention_visible(guider)
+        self.backbone = partial(token_layout, guider.model_patcher)
         self.aside = ""  # why the run is left alone, if it is only seen while it runs
         self._beside = 0  # evaluations since
 
@@ -256,7 +251,8 @@ class StepWrapper:
 
         def evaluate() -> Evaluation:
             shown = run.attention if self.attends and run.wants_attention else None
-            watch = Watch(self.cfg, shown, x)
+            sparse = partial(run.connectivity.override, self.backbone, x.shape)
+            watch = Watch(self.cfg, shown, x, sparse if self.attends else None)
             denoised = executor(x, sigma, watch.options(options), *rest)
             return Evaluation(denoised, *watch.branches(denoised))
 

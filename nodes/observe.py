@@ -33,12 +33,19 @@ class Watch:
     """Observes one evaluation at latents x [B, C, ...].
 
     ``cfg`` is the run's guidance scale, None when the guider joins its branches in its own way.
-    ``attention`` takes each self-attention output [B, N, C] of the positive branch.
+    ``attention`` takes each self-attention output [B, N, C] of the positive branch. ``sparse``
+    makes an attention override of its own around the one that is there, or none.
     """
 
-    def __init__(self, cfg: float | None, attention: Callable[[Tensor], None] | None, x: Tensor):
+    def __init__(
+        self,
+        cfg: float | None,
+        attention: Callable[[Tensor], None] | None,
+        x: Tensor,
+        sparse: Callable[[Any], Any] | None = None,
+    ):
         self.cfg = cfg
-        self.attention = attention
+        self.attention, self.sparse = attention, sparse
         self.tokens = x.shape[2:].numel() // 4  # at patches of 2 x 2, the largest in use
         self.began = time.perf_counter()
         self._seen: list[Mapping[str, Any]] = []
@@ -60,7 +67,11 @@ class Watch:
         # An override that takes whole containers of tensors has a path of its own: leave it.
         if self.attention is not None and not hasattr(previous, "container_function"):
             override = AttentionWatch(previous, self.attention, self.tokens)
-            own["transformer_options"] = {**inner, OVERRIDE: override}
+            inner = {**inner, OVERRIDE: override}
+        made = None if self.sparse is None else self.sparse(inner.get(OVERRIDE))
+        if made is not None:
+            inner = {**inner, OVERRIDE: made}
+        own["transformer_options"] = inner
         return own
 
     def _post_cfg(self, args: Mapping[str, Any]) -> Tensor:

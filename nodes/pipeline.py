@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from comfy_api.latest import io, ui
@@ -24,11 +24,12 @@ from .accelerate import (
     record_input,
     sparse_input,
 )
+from .live import Line
 from .matched import Verdict
 from .pictures import heat_map, plain_map
 from .probing import Prober
 from .report import CarnatorReportType
-from .store import CarnatorStoreType, chosen_store
+from .store import CarnatorStoreType, default_store
 
 CarnatorProbeType = io.Custom("CARNATOR_PROBE")
 CarnatorMatchType = io.Custom("CARNATOR_MATCH")
@@ -114,7 +115,7 @@ class CarnatorSignatureMatch(io.ComfyNode):
                 CarnatorStoreType.Input(
                     "store",
                     optional=True,
-                    tooltip="From Carnator Store; unconnected, the store is in the user folder.",
+                    tooltip="From Carnator Store; unconnected, the one of the settings.",
                 ),
             ],
             outputs=[
@@ -139,7 +140,7 @@ class CarnatorSignatureMatch(io.ComfyNode):
         store: host.StoreChoice | None = None,
     ) -> io.NodeOutput:
         settings = Settings(preset, budget_db, record=record, exact_hits=exact_hits)
-        choice = store or chosen_store()
+        choice = store or default_store()
         report = Report("dense", preset=preset, budget_db=settings.budget)
         if probe.probe is None:
             report.reason = UNSEEN.format(probe.refusal)
@@ -211,8 +212,8 @@ class CarnatorSparseAttentionSampler(io.ComfyNode):
             display_name="Carnator Sparse-Attention Sampler",
             category=CATEGORY,
             description="A drop-in for SamplerCustomAdvanced. With a scope it goes on from the "
-            "probe's evaluation and reuses the matched generation; without one it samples as "
-            "usual. Sparse attention itself is not in this version.",
+            "probe's evaluation and reuses the matched generation, its attention's connectivity "
+            "too where that is switched on; without one it samples as usual.",
             search_aliases=["SamplerCustomAdvanced", "carnator sampler"],
             inputs=[
                 *sampling_inputs(),
@@ -248,10 +249,12 @@ class CarnatorSparseAttentionSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         told: list[Report] = []
         if scope is not None:
-            wrapper = host.Accelerator(scope.settings, scope.store, scope, told.append)
+            line = Line(then=told.append)
+            settings = replace(scope.settings, sparse=sparse_attention)
+            wrapper = host.Accelerator(settings, scope.store, scope, line)
             guider = host.guider_with(guider, wrapper)
         elif not host.accelerated(guider):
-            beside = host.Bystander("no match was made for this run", told.append)
+            beside = host.Bystander("no match was made for this run", Line(then=told.append))
             guider = host.guider_with(guider, beside)
         result = SamplerCustomAdvanced.execute(noise, guider, sampler, sigmas, latent_image)
         report = told[-1] if told else reports.find(result[0]["samples"])

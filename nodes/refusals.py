@@ -10,8 +10,12 @@ from typing import Any
 
 import comfy.k_diffusion.sampling
 import comfy.samplers
-from comfy.extra_samplers import uni_pc
 from torch import Tensor
+
+try:
+    from comfy.extra_samplers import uni_pc
+except ImportError:  # a host that has moved it: its samplers are then not known as the host's own
+    uni_pc = None
 
 # Marks that caches of steps leave in a model's options, in the host and in common packs.
 STEP_CACHES = (

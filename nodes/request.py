@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..carnator.request import Request
+from .colors import colors_of
 from .fingerprint import content, digest, readable
 from .guidance import KEY, guidance_scale
 from .naming import prompt_words
@@ -107,6 +108,7 @@ def read_request(
         seed=int(seed or 0),
         labels=labels,
         sampler_options=numbers,
+        colors=colors_of(patcher),
     )
 
 

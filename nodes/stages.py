@@ -13,12 +13,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from threading import Lock
 
-import comfy.model_management
 import torch
 from torch import Tensor
 
 from ..carnator.request import Request
 from .fingerprint import digest
+
+try:
+    from comfy.model_management import intermediate_dtype
+except ImportError:  # hosts before 0.18
+
+    def intermediate_dtype() -> torch.dtype:
+        return torch.float32
+
 
 KEPT = 256  # boundaries remembered, each a pair of hashes
 
@@ -28,7 +35,7 @@ _lock = Lock()
 
 def travelling_type() -> torch.dtype:
     """The type of latents between nodes."""
-    return getattr(comfy.model_management, "intermediate_dtype", lambda: torch.float32)()
+    return intermediate_dtype()
 
 
 def boundary(latent: Tensor) -> str:

@@ -19,6 +19,12 @@ BLOCKS, BLOCK = 256, 4096  # read of a file: so many evenly spaced blocks of so 
 COMPILE = "torch.compile"  # the host's key for it
 
 
+def token_layout(patcher: Any) -> backbones.TokenLayout | None:
+    """How the diffusion model lays out its tokens; None where that is not known."""
+    named = patcher.model.diffusion_model.named_parameters()
+    return backbones.layout_of({n.replace("_orig_mod.", ""): tuple(p.shape) for n, p in named})
+
+
 def architecture(patcher: Any) -> str:
     """Hash of the names and shapes of the diffusion model's weights; reads no weight.
 

@@ -51,22 +51,27 @@ COSTS = {
 
 def ranked(q: Tensor, k: Tensor, v: Tensor, lists: KeyLists) -> list[str]:
     """The back ends that are expected to be faster than dense attention, the fastest first."""
+    return paying(q, k, v, lists.block, lists.density)
+
+
+def paying(q: Tensor, k: Tensor, v: Tensor, block: int, density: float) -> list[str]:
+    """The same for any mask of a density, which need not be there yet."""
     device = q.device.type if q.device.type in ("cpu", "cuda") else "other"
-    if k.shape[2] < 2 * lists.block:
+    if k.shape[2] < 2 * block:
         return []
     expected = {
-        name: cost.expected(lists.density, k.shape[2], q.shape[-1])
+        name: cost.expected(density, k.shape[2], q.shape[-1])
         for (where, name), cost in COSTS.items()
-        if where == device and _is_there(name, q, k, v, lists)
+        if where == device and _is_there(name, q, k, v, block)
     }
-    paying = [name for name, share in expected.items() if share <= MARGIN]
-    return sorted(paying, key=lambda name: expected[name])
+    worth = [name for name, share in expected.items() if share <= MARGIN]
+    return sorted(worth, key=lambda name: expected[name])
 
 
-def _is_there(name: str, q: Tensor, k: Tensor, v: Tensor, lists: KeyLists) -> bool:
+def _is_there(name: str, q: Tensor, k: Tensor, v: Tensor, block: int) -> bool:
     if name == "flex":
         return flex.available(q)
-    return name != "fused" or fused.available(q, k, v, lists.block)
+    return name != "fused" or fused.available(q, k, v, block)
 
 
 class Trials:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .blocks import KeyLists
@@ -97,7 +98,8 @@ def _block_mask(lists: KeyLists, heads: slice, q: Tensor, k: Tensor) -> Any:
 
     def make() -> Any:
         counts = torch.tensor(lists.counts[heads], dtype=torch.int32)[None]
-        indices = lists.indices[None, heads].to(torch.int32)
+        # As wide for every mask, or each would be compiled anew.
+        indices = F.pad(lists.indices[None, heads], (0, lists.k_blocks - lists.indices.shape[-1]))
         none = torch.zeros_like(counts), torch.zeros_like(indices)
         maker = _library().BlockMask.from_kv_blocks
         wanted = {"seq_lengths": (q.shape[2], k.shape[2]), "compute_q_blocks": False}

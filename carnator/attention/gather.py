@@ -34,7 +34,7 @@ def gather_on_device(
 ) -> Tensor:
     out = empty_output(q, v)
     bs, group = lists.block, q.shape[1] // k.shape[1]
-    indices = lists.kept(("gather", q.device), lambda: lists.indices.to(q.device))
+    indices = lists.kept(("gather", q.device), lambda: lists.indices.to(q.device).long())
     spare = lists.k_blocks * bs - k.shape[2]
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):

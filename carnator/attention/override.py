@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,7 +66,7 @@ class SparseAttention:
 
     def __init__(self, plan: Plan, previous: Any = None, backend: str = "auto"):
         self.plan, self.previous, self.backend = plan, previous, backend
-        self.used: Counter[str] = Counter()
+        self.used: MutableMapping[str, int] = Counter()
         self.failed = False
         # The host hands over whole containers of tensors to overrides with this attribute only.
         if hasattr(previous, "container_function"):
@@ -78,7 +78,7 @@ class SparseAttention:
         out = self._attempt(host, args, kwargs)
         if out is not None:
             return out
-        self.used["host"] += 1
+        _count(self.used, "host")
         return host(*args, **kwargs)
 
     @torch.compiler.disable
@@ -89,7 +89,7 @@ class SparseAttention:
         out = self._attempt(None, (*tensors, *args[3:]), kwargs)
         del tensors
         if out is None:
-            self.used["host"] += 1
+            _count(self.used, "host")
             return self.previous.container_function(*args, **kwargs)
         for container in args[:3]:
             container.take()
@@ -117,7 +117,7 @@ def _sparse(
     kwargs: Mapping[str, Any],
     plan: Plan,
     backend: str,
-    used: Counter[str],
+    used: MutableMapping[str, int],
 ) -> Tensor | None:
     """The result in the host's shape, or None when the whole call is the host's. ``host`` is None
     when parts of the call cannot be given to it."""
@@ -143,7 +143,7 @@ def _sparse(
             if whole or dense is None:
                 return None
             made = dense()
-            used["host"] += 1
+            _count(used, "host")
         parts.append(made)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -153,7 +153,7 @@ def _one(
     row: Connections,
     dense: Callable[[], Tensor] | None,
     backend: str,
-    used: Counter[str],
+    used: MutableMapping[str, int],
 ) -> Tensor | None:
     """The attention of rows with the same connections, or None where the host's is better."""
     auto = backend == "auto"
@@ -182,9 +182,13 @@ def _one(
         except Unavailable as error:
             log.info("[Carnator] %s attention is not used: %s", name, error)
             continue
-        used[name] += 1
+        _count(used, name)
         return made
     return None
+
+
+def _count(used: MutableMapping[str, int], name: str) -> None:
+    used[name] = used.get(name, 0) + 1
 
 
 def _equal_runs(rows: list[Answer]) -> list[tuple[int, int]]:

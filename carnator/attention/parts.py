@@ -79,7 +79,7 @@ def check(
     for h in _spaced(q.shape[1], SAMPLED_HEADS):
         for i in _spaced(lists.q_blocks, SAMPLED_BLOCKS):
             rows = torch.arange(i * bs, min((i + 1) * bs, q.shape[2]))
-            kept = lists.indices[h, i, : lists.counts[h][i]]
+            kept = lists.indices[h, i, : lists.counts[h][i]].long()
             columns = (kept[:, None] * bs + torch.arange(bs)).flatten()
             columns = columns[columns < k.shape[2]]
             rows, columns = rows.to(q.device), columns.to(q.device)

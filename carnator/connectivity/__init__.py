@@ -6,7 +6,7 @@ from .layout import Layout, block_for, layout
 from .observe import RECALL, Observed, observe, row_mass, sample_rows
 from .pack import Geometry, Layer, MaskError, Packed, pack
 from .reuse import ANCHORS, LayerUse, Recorder, Reuse, anchor_steps
-from .template import Measured, Static, Template, majority, nearest
+from .template import Measured, Shared, Static, Template, majority, nearest
 from .verify import judge, recall
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Packed",
     "Recorder",
     "Reuse",
+    "Shared",
     "Static",
     "Template",
     "anchor_steps",

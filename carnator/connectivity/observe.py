@@ -60,16 +60,17 @@ def sample_rows(layout: Layout, turn: int = 0, count: int = ROWS) -> Rows:
 def row_mass(q: Tensor, k: Tensor, layout: Layout, rows: Rows, scale: float) -> Tensor:
     """The exact attention mass float32 [B, H, R, blocks] of sampled rows in each key block, of
     q [B, H, N, D] and k [B, G, N, D]."""
-    device = q.device
-    order, tokens = layout.order.to(device), rows.tokens.to(device)
+    tokens = rows.tokens.to(q.device)
     group = q.shape[1] // k.shape[1]
-    spare = layout.blocks * layout.block - layout.tokens
-    made = torch.empty(*q.shape[:2], len(tokens), layout.blocks, device=device)
+    made = torch.empty(*q.shape[:2], len(tokens), layout.blocks, device=q.device)
     for b in range(q.shape[0]):
-        for h in range(q.shape[1]):  # one head at a time: a row is as long as the sequence
-            scores = q[b, h, tokens].float() @ k[b, h // group].float().T
-            share = torch.softmax(scores.mul_(scale), -1)[:, order]
-            made[b, h] = F.pad(share, (0, spare)).unflatten(-1, (layout.blocks, -1)).sum(-1)
+        for g in range(k.shape[1]):  # one head at a time: a row is as long as the sequence
+            keys = _placed(k[b, g], layout).T
+            for h in range(g * group, (g + 1) * group):
+                scores = (q[b, h, tokens].float() @ keys).mul_(scale)
+                scores[:, layout.tokens :] = -torch.inf
+                share = torch.softmax(scores, -1).unflatten(-1, (layout.blocks, -1))
+                torch.sum(share, -1, out=made[b, h])
     return made
 
 
@@ -93,12 +94,19 @@ def block_scores(q: Tensor, k: Tensor, layout: Layout, scale: float, parts: int 
 def _pooled(x: Tensor, layout: Layout, parts: int) -> tuple[Tensor, Tensor]:
     """Means [blocks * parts, D] of x [N, D] over parts of blocks, and how many tokens each has."""
     size = -(-layout.block // parts)
-    place = torch.arange(layout.tokens, device=x.device)
-    index = place // layout.block * parts + place % layout.block // size
-    sums = x.new_zeros(layout.blocks * parts, x.shape[-1], dtype=torch.float32)
-    sums.index_add_(0, index, x[layout.order.to(x.device)].float())
-    filled = torch.bincount(index, minlength=len(sums)).float()
+    spare = parts * size - layout.block
+    cells = _placed(x, layout).unflatten(0, (layout.blocks, layout.block))
+    sums = F.pad(cells, (0, 0, 0, spare)).view(layout.blocks * parts, size, -1).sum(1)
+    there = torch.arange(layout.blocks * layout.block, device=x.device) < layout.tokens
+    filled = F.pad(there.view(layout.blocks, -1), (0, spare)).view(len(sums), size).sum(1).float()
     return sums / filled.clamp_min(1)[:, None], filled
+
+
+def _placed(x: Tensor, layout: Layout) -> Tensor:
+    """x [N, D] in the order of the masks, as float32 [blocks * block, D], filled with zeros."""
+    moved = x.index_select(0, layout.order.to(x.device)).float()
+    spare = layout.blocks * layout.block - layout.tokens
+    return F.pad(moved, (0, 0, 0, spare)) if spare else moved
 
 
 def observe(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -73,6 +74,27 @@ class Measured:
 
     def nearest(self, sigma: float) -> int:
         return self.packed.nearest(sigma)
+
+
+class Shared:
+    """What most of several records' masks have in common; where most have none, the template they
+    are packed against. The anchors are those of the first record."""
+
+    def __init__(self, records: Sequence[Packed]):
+        self.records = list(records)
+        joined = b"".join(hashlib.blake2b(r.data).digest() for r in self.records)
+        self.digest = hashlib.blake2b(joined, digest_size=16).digest()
+        self.layer = functools.lru_cache(maxsize=4)(self._layer)
+
+    def _layer(self, anchor: int, number: int) -> Tensor:
+        first = self.records[0]
+        sigma = first.sigmas[min(anchor, len(first.sigmas) - 1)]
+        found = majority([r.layer(r.nearest(sigma), number) for r in self.records])
+        base = first.template.layer(anchor, number)
+        return base if found is None else torch.where(_per_head(found.sparse), found.mask, base)
+
+    def nearest(self, sigma: float) -> int:
+        return self.records[0].nearest(sigma)
 
 
 def nearest(layout: Layout, density: float) -> Tensor:

@@ -206,7 +206,10 @@ def generate(
     def denoise(x: Tensor, sigma: float) -> Tensor:
         def evaluate() -> Evaluation:
             observe = run.attention if run is not None and run.wants_attention else None
-            positive, negative = model.branches(x, sigma, cond, uncond, observe)
+            override = None
+            if run is not None:
+                override = run.connectivity.override(model.token_layout, x.shape)
+            positive, negative = model.branches(x, sigma, cond, uncond, observe, override)
             if negative is None:
                 return Evaluation(positive, positive, None)
             return Evaluation(negative + (positive - negative) * cfg, positive, negative)

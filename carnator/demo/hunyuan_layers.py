@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attend import attended
 from .wan import EPS, TIME_FEATURES, modulated_norm
 
 HEAD_DIM = 128  # the host takes the number of heads to be hidden / 128
@@ -59,11 +60,7 @@ def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, observe: Observe | None) -> Tensor:
     """Joint attention [B, N, H D] of normalised q, k and of v [B, H, N, D]."""
-    q, k = rotate(q, table), rotate(k, table)
-    out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    if observe is not None:
-        observe(q, k, v, out)
-    return out
+    return attended(rotate(q, table), rotate(k, table), v, observe)
 
 
 def feed_forward(hidden: int, activation: nn.Module) -> nn.Sequential:

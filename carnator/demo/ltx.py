@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attend import attended
 from .wan import TIME_FEATURES, TIMESTEPS, modulated_norm, rotate, timestep_features
 
 EPS = 1e-6
@@ -133,11 +134,7 @@ class Attention(nn.Module):
         if table is not None:  # the angles differ from head to head: turn before the split
             q, k = (rotate(a[:, :, None], table).flatten(2) for a in (q, k))
         q, k, v = (a.unflatten(-1, (self.heads, -1)).transpose(1, 2) for a in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v)
-        out = out.transpose(1, 2).flatten(2)
-        if observe is not None:
-            observe(q, k, v, out)
-        return self.to_out(out)
+        return self.to_out(attended(q, k, v, observe))
 
 
 class GELUProjection(nn.Module):

@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..backbones import architecture
+from ..backbones import TokenLayout, architecture, layout_of
 from . import families
+from .attend import Watched
 from .families import WAN
 
 BUNDLED = WAN.path
@@ -34,6 +35,11 @@ class EmbeddedModel:
     def config(self) -> Any:
         """The sizes of the network, of its family's config class."""
         return self.network.config
+
+    def token_layout(self) -> TokenLayout | None:
+        """How the network lays out its tokens, read off its shapes as in ComfyUI."""
+        shapes = {k: tuple(v.shape) for k, v in self.network.state_dict().items()}
+        return layout_of(shapes, getattr(self.config, "num_heads", None))
 
     @classmethod
     def load(cls, path: Path | str = BUNDLED) -> EmbeddedModel:
@@ -69,11 +75,13 @@ class EmbeddedModel:
         cond: Tensor,
         uncond: Tensor | None = None,
         observe: Callable[[Tensor], object] | None = None,
+        override: Any = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Denoised latents of the cond and the uncond branch, one forward pass for both.
 
         x is [B, C, F, H, W], cond [B, L, D] and uncond [B or 1, L, D] or None. ``observe`` is
-        called with every self-attention's output [2 B or B, N, C], the cond branch first.
+        called with every self-attention's output [2 B or B, N, C], the cond branch first;
+        ``override`` may compute self-attention (``attend.Watched``).
         """
         self.calls += 1
         if uncond is None:
@@ -81,7 +89,9 @@ class EmbeddedModel:
         else:
             inputs = torch.cat([x, x])
             text = torch.cat([cond, uncond.expand_as(cond)])
-        see = None if observe is None else lambda *seen: observe(seen[-1])
+        see = None
+        if observe is not None or override is not None:
+            see = Watched(observe, override, {"cond_or_uncond": [0, 1][: len(inputs) // len(x)]})
         velocity = self.network(inputs, x.new_full((len(inputs),), sigma), text, see)
         denoised = inputs - velocity * sigma
         if uncond is None:

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attend import attended
+
 EPS = 1e-6
 TIME_FEATURES = 256
 TIMESTEPS = 1000.0  # the time embedding sees sigma * 1000, as flow models in the host do
@@ -116,11 +118,7 @@ class Attention(nn.Module):
         if table is not None:
             q, k = rotate(q, table), rotate(k, table)
         q, k, v = (a.transpose(1, 2) for a in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v)
-        out = out.transpose(1, 2).flatten(2)
-        if observe is not None:
-            observe(q, k, v, out)
-        return self.o(out)
+        return self.o(attended(q, k, v, observe))
 
 
 class Block(nn.Module):

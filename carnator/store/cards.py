@@ -15,7 +15,8 @@ LABEL_LENGTH = 500  # characters
 @dataclass(frozen=True)
 class Card:
     """A record in a list. Times in seconds since the epoch (0 = never); ``nbytes`` of its file;
-    ``seconds`` of its dense run, ``seconds_saved`` by all its hits."""
+    ``seconds`` of its dense run, ``seconds_saved`` by all its hits; ``model`` is the file it came
+    from, or else its architecture."""
 
     id: str
     label: str
@@ -41,6 +42,8 @@ class Card:
 def card(entry: Entry, usage: Usage, pinned: bool) -> Card:
     """The card of a record; whatever it does not say, or says in another form, is left blank."""
     meta = entry.meta
+    labels = meta.get("labels")
+    named = _text(labels.get("model")) if isinstance(labels, dict) else ""
     sigmas, shape = meta.get("sigmas"), meta.get("shape")
     seed = meta.get("seed")  # as text: JavaScript has no 64-bit integers
     plain = isinstance(shape, list) and len(shape) <= 8 and {type(n) for n in shape} <= {int}
@@ -54,7 +57,7 @@ def card(entry: Entry, usage: Usage, pinned: bool) -> Card:
         seconds_saved=usage.seconds_saved,
         last_used=usage.last,
         seconds=_number(meta.get("seconds")),
-        model=_text(meta.get("architecture")),
+        model=named or _text(meta.get("architecture")),
         sampler=_text(meta.get("sampler")),
         steps=len(sigmas) if isinstance(sigmas, list) else 0,
         cfg=_number(meta.get("cfg")),

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests' own helpers, in importlib mode too
 
+from browser import find_browser
 from harness import HOST, ROOT, part
 
 collect_ignore_glob: list[str] = []
@@ -29,6 +30,7 @@ else:
 
         comfy.options.enable_args_parsing()
         import comfy.cli_args
+        import utils.extra_config  # noqa: F401  as in main.py, before comfy/ is on the path too
     finally:
         sys.argv = argv
     import torch
@@ -39,6 +41,8 @@ else:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if HOST is None:
         terminalreporter.write_line("HOST TESTS SKIPPED: no ComfyUI found (set COMFYUI_PATH).")
+    elif find_browser() is None:
+        terminalreporter.write_line("BROWSER TESTS SKIPPED: no Chromium found (.ci/browser).")
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import HOST
 from safetensors.torch import load_file
 from sampling import CAPTION, TWEAK, flush, sample
-from trial import attach
+from trial import attach, held
 
 ALONE = """
 import sys
@@ -43,6 +44,34 @@ assert not [name for name in sys.modules if "carnator" in name]
 """
 
 
+ANOTHER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import conftest
+import torch
+from harness import part
+from sampling import flush, last_report, sample
+from trial import attach
+store = part("nodes.host").StoreChoice(Path({store!r}), 2**30)
+with torch.inference_mode():
+    ours = attach(conftest.load(Path({model!r})), store)
+    for words in {words!r}:
+        sample(ours, words)
+        flush(store)
+        print("decided:", last_report().decision)
+"""
+
+
+def in_another_process(store: Any, model: Path, *words: str) -> list[str]:
+    """Carnator's decisions on some runs that another process makes on the same store."""
+    given = {"tests": str(Path(__file__).parent), "store": str(store.folder), "model": str(model)}
+    code = ANOTHER.format(**given, words=words)
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    return [line.split()[1] for line in made.stdout.splitlines() if line.startswith("decided:")]
+
+
 def alone(tmp_path: Path, model: Path) -> dict[str, torch.Tensor]:
     """Two runs in a process of their own, in which nothing of Carnator was ever loaded."""
     from safetensors.torch import save_file
@@ -65,3 +94,14 @@ def test_run_remove_run_equals_a_fresh_process(small_file, small_model, store, t
         flush(store)
     assert torch.equal(sample(small_model, CAPTION), expected["first"])
     assert torch.equal(sample(small_model, TWEAK, sampler="heun"), expected["second"])
+
+
+def test_two_processes_on_one_store(small_file, small_model, store):
+    """Each serves what the other has recorded, while both have the store open."""
+    ours = attach(small_model, store)
+    assert held(sample, small_model, ours, CAPTION).decision == "miss"
+    flush(store)
+    other = "blue square up on gray"
+    assert in_another_process(store, small_file, CAPTION, other) == ["exact", "miss"]
+    assert held(sample, small_model, ours, other).decision == "exact"
+    assert held(sample, small_model, ours, TWEAK).decision == "hit"

@@ -1,4 +1,4 @@
-"""Guidance that comes and goes during a run, held against the floor at every place of the switch."""
+"""Guidance that comes and goes during a run, held against the floor wherever the switch is."""
 
 from __future__ import annotations
 

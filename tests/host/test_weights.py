@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import load
 from harness import part
-from sampling import CAPTION, SEED, SMALL, TWEAK, caption, flush, last_report, sample
+from sampling import CAPTION, SEED, SMALL, caption, flush, last_report, sample
 from trial import attach, held, same, tried
 
 HIT = ["miss", "hit", "exact"]
@@ -184,6 +184,32 @@ def test_patchers_of_other_packs(small_model, store):
     assert type(ours) is PackPatcher
     # Without a file nobody can say that a request is the same: close ones are hits all the same.
     assert tried(plain, ours, store) == ["miss", "hit", "hit"]
+
+
+def test_the_patcher_of_dynamic_vram(small_file, store, monkeypatch):
+    """The host's default patcher on a GPU, here on the CPU with empty pinned buffers: the node
+    clones it plainly, so it stays what it is."""
+    from types import SimpleNamespace
+
+    dynamic = getattr(comfy.model_patcher, "ModelPatcherDynamic", None)
+    if dynamic is None:
+        pytest.skip("this host has no ModelPatcherDynamic")
+    buffers = getattr(comfy.model_patcher, "comfy_aimdo", None)
+    if hasattr(buffers, "host_buffer"):
+        empty = SimpleNamespace(size=0)
+        monkeypatch.setattr(buffers.host_buffer, "HostBuffer", lambda *_, **__: empty)
+    # On a CPU the class makes plain patchers of itself.
+    made = staticmethod(lambda cls, *_, **__: object.__new__(cls))
+    monkeypatch.setattr(dynamic, "__new__", made)
+    plain = load(small_file)
+    plain.__class__ = dynamic
+    plain.model.dynamic_vbars, plain.model.dynamic_pins = {}, {}
+    plain.model.dynamic_patchers, plain.non_dynamic_delegate_model = set(), None
+    if hasattr(plain, "register_load_device"):
+        plain.register_load_device(plain.load_device)
+    ours = attach(plain, store)
+    assert type(ours) is dynamic and ours.is_dynamic()
+    assert tried(plain, ours, store) == HIT
 
 
 def test_quantised_patches_are_not_read(small_model, store):

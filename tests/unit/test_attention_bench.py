@@ -7,7 +7,7 @@ import argparse
 import pytest
 from tqdm import tqdm
 
-from benchmarks import attention, masks
+from benchmarks import attention, mask_sizes
 
 
 def test_random_masks_have_the_density_asked_for_and_keep_the_diagonal():
@@ -44,8 +44,8 @@ def test_a_row_compares_with_dense_in_the_same_turn(monkeypatch):
 
 
 def test_sizes_are_scaled_to_the_whole_backbone(monkeypatch):
-    monkeypatch.setattr(masks, "dense_seconds", lambda tokens: 1.0)
-    small = masks.Geometries("small", 4, 6, (4, 8, 8), 1, 2)
-    found = masks.size_of(small)
+    monkeypatch.setattr(mask_sizes, "dense_seconds", lambda tokens: 1.0)
+    small = mask_sizes.Geometries("small", 4, 6, (4, 8, 8), 1, 2)
+    found = mask_sizes.size_of(small)
     assert found["bitmap_mib"] == round(3 * 4 * 6 * 32 * 4 / 2**20, 2)
     assert 0 < found["sparse_heads"] <= 1 and 0 < found["density"] <= 0.6

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("env", "host-tests", "hosts", "run", "types")
+SCRIPTS = ("browser", "env", "host-tests", "hosts", "import-guard", "run", "types")
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32" or shutil.which("bash") is None, reason="the scripts are for bash"

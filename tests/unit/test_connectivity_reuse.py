@@ -18,6 +18,7 @@ from carnator.connectivity import (
     Packed,
     Recorder,
     Reuse,
+    Shared,
     Static,
     fuse,
     layout,
@@ -109,6 +110,23 @@ def test_a_mask_that_stops_holding_is_given_up_on_the_way(recorded):
     assert reuse.connections(2, 0.5, torch.full_like(q, math.nan), k) is None
 
 
+def test_what_turns_out_to_be_the_targets_own_widens_masks_on_the_way(recorded):
+    at, static, donor = recorded
+    q, k = (t[None] for t in local_attention(at))
+    reuse = Reuse(at, LAYERS, HEADS, static, donor)
+    before = reuse.connections(2, 0.9, q, k).lists.mask
+    moved, _ = (t[None] for t in local_attention(at, shift=0.4))
+    assert reuse.connections(3, 0.9, moved, k) is None
+    own = torch.zeros(at.blocks, dtype=torch.bool)
+    own[[3, 40]] = True
+    reuse.retarget(own)
+    after = reuse.connections(2, 0.9, q, k).lists.mask
+    assert torch.equal(after, before | own[:, None] | own[None])
+    assert reuse.connections(3, 0.9, q, k) is None, "what was given up stays so"
+    reuse.retarget(None)
+    assert torch.equal(reuse.connections(2, 0.9, q, k).lists.mask, after)
+
+
 def test_one_head_may_be_dense_beside_a_sparse_one(recorded):
     at, static, donor = recorded
     q, k = local_attention(at)
@@ -117,6 +135,26 @@ def test_one_head_may_be_dense_beside_a_sparse_one(recorded):
     found = reuse.connections(2, 0.9, q, k[None])
     assert found.lists.full == [False, True]
     assert reuse.report[2].heads == {"fused": 1, "union": 0, "dense": 1}
+
+
+def test_a_shared_template_is_what_most_records_have(recorded):
+    at, static, _ = recorded
+    geometry = Geometry.of(at, LAYERS, HEADS)
+    every = torch.ones(HEADS, dtype=torch.bool)
+    masks = [
+        torch.rand(HEADS, at.blocks, at.blocks, generator=torch.Generator().manual_seed(i)) < 0.4
+        for i in range(3)
+    ]
+    records = [
+        Packed(
+            pack([[None, Layer(m, every)] + [None] * 4], [0.9], geometry, static), geometry, static
+        )
+        for m in masks
+    ]
+    shared = Shared(records)
+    assert torch.equal(shared.layer(0, 1), torch.stack(masks).sum(0) >= 2)
+    assert torch.equal(shared.layer(0, 2), static.layer(0, 2)), "none of them has masks there"
+    assert shared.nearest(0.5) == 0 and shared.digest != Shared(records[:2]).digest
 
 
 def test_without_a_donor_the_template_serves(recorded):
