@@ -184,32 +184,39 @@ def confirm(
         return replace(found, decision="miss", reason="the donor's record was dropped")
     d1, entry = best
     calls = contract(request.sampler, request.sampler_options).calls(request.sigmas)
-    kind = f"{contract(request.sampler).kind}{change(request, entry)}"
-    wanted = (kind, len(calls), d1, settings.budget, settings.loose)
-    row = table.choose(*wanted)
     found = replace(found, donor=entry, d1=d1, donors=())
-    if row is None:
-        why = table.refusal(*wanted)
-        return replace(
-            found, decision="miss", reason=f"no earlier generation is near enough ({why})"
+    rows = []
+    for changed in ("", *changes(request, entry)):
+        wanted = (
+            f"{contract(request.sampler).kind}{changed}",
+            len(calls),
+            d1,
+            settings.budget,
+            settings.loose,
         )
+        chosen = table.choose(*wanted)
+        if chosen is None:
+            why = f"no earlier generation is near enough ({table.refusal(*wanted)})"
+            return replace(found, decision="miss", reason=why)
+        rows.append(chosen)
+    row = max(rows, key=lambda r: r.evaluations)
     reason = f"the second evaluation is near enough to an earlier one's (D1 {d1:.3g})"
     return replace(
         found,
         decision="hit",
         reason=reason,
-        expected_db=table.trusted_db(row, d1, settings.loose),
+        expected_db=min(table.trusted_db(r, d1, settings.loose) for r in rows),
         plan=probed(calls, row.evaluations, row.late),
     )
 
 
-def change(request: Request, donor: Entry) -> str:
-    """The part of a row's name for what is known to differ from the donor: the same D1 means
-    another risk where the guidance scale or the schedule changed."""
-    if donor.meta["cfg"] != request.cfg:
-        return "+cfg"
+def changes(request: Request, donor: Entry) -> list[str]:
+    """The parts of rows' names for what is known to differ from the donor: the same D1 means
+    another risk where the guidance scale or the schedule changed. The prompt may have changed
+    besides, so that the rows without such a part count too."""
+    out = ["+cfg"] if donor.meta["cfg"] != request.cfg else []
     made, asked = set(donor.meta["sigmas"]), {s for s in request.sigmas if s > 0}
     same = len(made) == len(asked) and all(
         same_sigma(a, b) for a, b in zip(sorted(made), sorted(asked), strict=True)
     )
-    return "" if same else "+schedule"
+    return out if same else [*out, "+schedule"]
