@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from .derivative import derivative, relative_deviation
+from .derivative import Branches, derivative, relative_deviation
 from .plan import Plan, probed
 from .recording import first_derivative, load, sound
 from .request import Probe, Request, Settings, digest
@@ -116,6 +116,7 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
         return refuse(probe, "dense", reason or "")
     d = derivative(probe.x, probe.evaluation.denoised, probe.sigma).float().cpu()
     ranked: list[tuple[float, Entry, Tensor]] = []
+    repeated: set[str] = set()
     for entry in candidates(probe, store):
         try:
             first = first_derivative(entry, store)
@@ -124,6 +125,8 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
         donor = first.at(request.cfg)
         if donor.shape == d.shape:
             ranked.append((relative_deviation(d, donor), entry, donor))
+            if entry.identity == request.identity and repeats(probe, first, d):
+                repeated.add(entry.id)
     if not ranked:
         return refuse(probe, "miss", "no earlier generation with this model, shape and noise")
     ranked.sort(key=lambda r: r[0])
@@ -137,10 +140,8 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
         d0 = on_flow_scale(raw, probe.sigma)
         return Match(probe, decision, reason, entry, d0, table=table, d0_map=d0_map)
 
-    # Guidance u + cfg (c - u) amplifies the rounding of both branches.
-    rounding = EXACT_D0 * (request.cfg**2 + (request.cfg - 1) ** 2)
     for chosen in ranked if settings.exact_hits else ():
-        if chosen[1].identity == request.identity and chosen[0] <= rounding:
+        if chosen[1].id in repeated:
             return found("exact", "the same request was generated before", chosen)
     best = found("miss", "", ranked[0])
     assert best.d0 is not None
@@ -150,6 +151,22 @@ def match(probe: Probe, settings: Settings, store: Store | None) -> Match:
     why = f"D0 {best.d0:.3g}, to be confirmed at the second evaluation"
     donors = tuple(entry for _, entry, _ in ranked)
     return replace(best, decision="candidate", reason=why, donors=donors)
+
+
+def repeats(probe: Probe, first: Branches, d: Tensor) -> bool:
+    """Whether a record's first evaluation is the probe's own, but for how it was stored.
+
+    Each branch is compared alone: guidance u + cfg (c - u) would amplify the rounding of both,
+    and a bound for that would let real changes through. ``d`` is the guided derivative.
+    """
+    seen = probe.evaluation
+    pairs = [(d, first.cond)]
+    if first.uncond is not None:
+        if seen.cond is None or seen.uncond is None:
+            return False
+        branches = (derivative(probe.x, b, probe.sigma) for b in (seen.cond, seen.uncond))
+        pairs = list(zip((b.float().cpu() for b in branches), (first.cond, first.uncond)))
+    return all(relative_deviation(a, b) <= EXACT_D0 for a, b in pairs)
 
 
 def on_flow_scale(deviation: float, sigma: float) -> float:

@@ -42,6 +42,10 @@ OWN_OPTIONS = (  # told apart below, known otherwise, or without effect on the r
     "to_load_options",  # the host's own working copy
     "torch_compile_kwargs",
 )
+# What every guider of the host's holds, and what is told apart by other keys.
+HOSTS_OWN = (
+    "model_patcher", "model_options", "original_conds", "conds", "inner_model", "loaded_models",
+)  # fmt: skip
 SIGMA_TOLERANCE = 1e-4
 
 
@@ -83,14 +87,14 @@ def read_request(
     options = dict(getattr(sampler, "extra_options", {}))
     numbers = {k: float(v) for k, v in options.items() if isinstance(v, int | float)}
     inpaint = getattr(sampler, "inpaint_options", {})
-    guidance = {k: v for k, v in vars(guider).items() if isinstance(v, int | float | str)}
+    guidance = {k: v for k, v in vars(guider).items() if k not in HOSTS_OWN}
     soft = {
         "prompt": text([conds.get("positive", [])]),
         "negative": text([v for k, v in sorted(conds.items()) if k != "positive"]),
         "weights": weights(patcher),
         "patches": patches(patcher),
         "options": others,
-        "cfg": content([type(guider).__qualname__, guidance]),
+        "cfg": content([type(guider).__module__, type(guider).__qualname__, guidance]),
         "sampler": content([name, options, inpaint]),
         "schedule": digest(list(schedule)),
         "start": before[0] if before else "",

@@ -82,7 +82,7 @@ def patches(patcher: Any) -> str:
             patcher.patches,
             getattr(patcher, "weight_wrapper_patches", {}),
             objects,
-            sorted(patcher.injections),
+            patcher.injections,  # what they inject is seldom readable: then nothing is exact
             patcher.hook_patches,
         ],
         sampled=True,
