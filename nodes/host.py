@@ -36,7 +36,7 @@ from .noise import bank_noise
 from .observe import Watch, call_arguments
 from .places import StoreChoice
 from .refusals import READS_GUIDANCE, Unsupported, reads_guidance
-from .request import read_request
+from .request import read_request, unsure
 from .stages import boundary, left
 from .weights import token_layout
 
@@ -189,6 +189,8 @@ class Accelerator:
         if self.verdict is not None:
             probe = self.verdict.match.probe
             check_probe(probe, request)
+            if unsure(probe.request, request):  # the run makes an evaluation of its own
+                return Run(self.settings, request, store), noise
             probe = moved(probe, guider.model_patcher.load_device)
             match = self.verdict.match
             return Run(self.settings, request, store, probe=probe, verdict=match), noise

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..carnator.request import Request
 from .colors import colors_of
-from .fingerprint import content, digest, readable
+from .fingerprint import NONCE, content, digest, readable
 from .guidance import KEY, guidance_scale
 from .naming import prompt_words
 from .refusals import Unsupported, refuse, sampler_name
@@ -178,9 +178,15 @@ def is_text(name: str) -> bool:
     return name.startswith(TEXT)
 
 
+def unsure(one: Request, other: Request) -> bool:
+    """Whether two requests may differ in what cannot be read or compared: opaque parts, and the
+    inner state of other packs' options, which changes as they run."""
+    opaque = any(NONCE in v for r in (one, other) for v in (*r.hard.values(), *r.soft.values()))
+    return opaque or one.soft.get("options") != other.soft.get("options")
+
+
 def differences(one: Request, other: Request) -> list[str]:
-    """Names of what differs between two requests. Unreadable parts are taken on trust, and so is
-    the inner state of other packs' options, which changes as they run."""
+    """Names of what is known to differ between two requests; ``unsure`` knows of the rest."""
     names = []
     for mine, theirs in ((one.hard, other.hard), (one.soft, other.soft)):
         keys = sorted({*mine, *theirs} - {"options"})

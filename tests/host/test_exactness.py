@@ -6,8 +6,9 @@ import comfy.samplers
 import pytest
 import torch
 from comfy_extras.nodes_custom_sampler import SamplerCustomAdvanced
+from harness import part
 from safetensors.torch import save_file
-from sampling import CAPTION, advanced, caption, empty, flush, last_report, sample
+from sampling import CAPTION, advanced, caption, empty, flush, guider, last_report, sample
 from trial import attach
 
 STEPS = 8
@@ -28,11 +29,11 @@ class ListGuider(comfy.samplers.CFGGuider):
 
 
 def guided(model, scales):
-    guider = ListGuider(model, scales)
-    guider.set_conds(caption(CAPTION), caption(""))
-    guider.set_cfg(scales[0])
-    noise, sampler, sigmas = advanced("euler", STEPS, model=guider.model_patcher)
-    return SamplerCustomAdvanced.execute(noise, guider, sampler, sigmas, empty())[0]["samples"]
+    made = ListGuider(model, scales)
+    made.set_conds(caption(CAPTION), caption(""))
+    made.set_cfg(scales[0])
+    noise, sampler, sigmas = advanced("euler", STEPS, model=made.model_patcher)
+    return SamplerCustomAdvanced.execute(noise, made, sampler, sigmas, empty())[0]["samples"]
 
 
 def test_settings_of_a_guider_that_act_later_are_another_request(demo_model, store):
@@ -70,3 +71,23 @@ def test_a_lora_in_bypass_mode_of_another_strength_is_another_request(
     flush(store)
     sample(attach(patched(strength), store), cfg=7.0)
     assert last_report().decision != "exact"
+
+
+def test_a_probe_is_not_used_where_an_option_has_changed_since(demo_model, store):
+    nodes = part("nodes.pipeline")
+
+    def optional(factor):
+        model = demo_model.clone()
+        model.set_model_sampler_post_cfg_function(lambda args: args["denoised"] * factor)
+        return model
+
+    def inputs(model):
+        noise, sampler, sigmas = advanced("euler", STEPS, model=model)
+        return noise, guider(model), sampler, sigmas, empty()
+
+    first, then = optional(1.0), optional(0.8)
+    probe = nodes.CarnatorProbe.execute(*inputs(first)).args[0]
+    verdict = nodes.CarnatorSignatureMatch.execute(probe, "balanced", store=store).args[0]
+    got = nodes.CarnatorSparseAttentionSampler.execute(*inputs(then), scope=verdict).args[0]
+    want = SamplerCustomAdvanced.execute(*inputs(then))[0]
+    assert torch.equal(got["samples"], want["samples"])
