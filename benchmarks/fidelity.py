@@ -236,10 +236,12 @@ def models(backbone: str, path: Path | None) -> list[EmbeddedModel]:
 
 
 def save(path: Path, data: dict) -> None:
-    """Write the results as JSON with one line for each pair."""
+    """Write the results as JSON with one line for each pair, measured or what JSON made of it."""
     lines = [
         f"  {json.dumps(name)}: [\n"
-        + ",\n".join(f"   {json.dumps(m.as_dict())}" for m in measured)
+        + ",\n".join(
+            f"   {json.dumps(m if isinstance(m, dict) else m.as_dict())}" for m in measured
+        )
         + "\n  ]"
         for name, measured in data["pairs"].items()
     ]

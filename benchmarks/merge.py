@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from . import bars, command, fidelity
-from .measured import Measured, Point
 from .plot import fidelity_plot
 
 BY_BACKBONE = ("summary", "pairs", "sessions")
@@ -32,13 +31,6 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def measured(plain: dict[str, Any]) -> Measured:
-    """What ``Measured.as_dict`` was made of."""
-    curves = {name: [Point(*p) for p in curve] for name, curve in plain["curves"].items()}
-    points = {k: Point(*plain[k]) for k in ("own", "dense", "shown") if plain[k] is not None}
-    return Measured(**{**plain, **points, "curves": curves})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
@@ -50,10 +42,9 @@ def main() -> None:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if "pairs" in data:
-        found = {name: [measured(p) for p in pairs] for name, pairs in data["pairs"].items()}
-        fidelity.save(options.out, {**data, "pairs": found})
+        fidelity.save(options.out, data)
         if options.plot:
-            fidelity_plot(data["summary"], found, options.plot)
+            fidelity_plot(data["summary"], data["pairs"], options.plot)
         return
     command.save(options.out, data)
     if options.plot:

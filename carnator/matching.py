@@ -200,17 +200,13 @@ def confirm(
     if best is None:
         return replace(found, decision="miss", reason="the donor's record was dropped")
     d1, entry = best
-    calls = contract(request.sampler, request.sampler_options).calls(request.sigmas)
+    rule = contract(request.sampler, request.sampler_options)
+    calls = rule.calls(request.sigmas)
     found = replace(found, donor=entry, d1=d1, donors=())
     rows = []
     for changed in ("", *changes(request, entry)):
-        wanted = (
-            f"{contract(request.sampler).kind}{changed}",
-            len(calls),
-            d1,
-            settings.budget,
-            settings.loose,
-        )
+        kind = f"{rule.kind}{changed}"
+        wanted = (kind, len(calls), d1, settings.budget, settings.loose)
         chosen = table.choose(*wanted)
         if chosen is None:
             why = f"no earlier generation is near enough ({table.refusal(*wanted)})"
